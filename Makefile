@@ -1,0 +1,53 @@
+# `make demo` and `make test` are all a new machine needs: each builds .venv from PyPI by itself.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The newest torch that is published with CPU wheels for every supported Python.
+TORCH ?= torch==2.13.0
+
+.PHONY: demo test lint types check format test-kills test-interop bench clean
+
+demo: $(VENV)/base
+	$(BIN)/tokenmill demo
+
+test: $(VENV)/all
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not interop"
+
+lint: $(VENV)/all
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/all
+	$(BIN)/mypy
+
+check: lint types test
+
+format: $(VENV)/all
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# 200 runs killed at random instants, resumed, and compared byte by byte; prints a tally.
+test-kills: $(VENV)/all
+	$(BIN)/python tests/faults/kills.py --runs 200
+
+# Shards read by Megatron's own IndexedDataset, in an environment of its own.
+test-interop: $(VENV)/all
+	$(BIN)/python tests/interop/run.py
+
+bench: $(VENV)/all
+	$(BIN)/python benchmarks/tokenize.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+
+$(VENV)/base: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/all: $(VENV)/base
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[all,dev]"
+	touch $@

@@ -1,0 +1,150 @@
+"""The command line: each command reads flags, calls one function and prints the result.
+
+Results go to stdout, progress and errors to stderr. An error is one sentence and exit code 1
+(2 for wrong usage); a run that a signal stopped exits with 128 plus the signal's number.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from tokenmill import __version__
+from tokenmill.errors import TokenmillError, UsageError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Raw text to training batches: tokenize once, choose everything else when loading.",
+)
+
+READING, TOKENS, OUTPUT, RUN, SHOW = "Reading", "Tokens", "Output", "Running", "Display"
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        print(f"tokenmill {__version__}")
+        raise typer.Exit
+
+
+@app.command(no_args_is_help=True)
+def tokenize(
+    context: typer.Context,
+    inputs: Annotated[Optional[list[str]], typer.Argument(metavar="INPUT...", help="Files, directories, globs, or @list.txt.")] = None,
+    out: Annotated[Optional[str], typer.Option("-o", "--out", help="Directory of the store.", rich_help_panel=OUTPUT)] = None,
+    tokenizer: Annotated[
+        Optional[str],
+        typer.Option(
+            help="Directory, tokenizer.json, .model, .tiktoken, tiktoken:NAME, bytes, or a Hub id.", rich_help_panel=TOKENS
+        ),
+    ] = None,
+    config: Annotated[Optional[Path], typer.Option(help="YAML file whose keys are these flags; flags here win.", rich_help_panel=RUN)] = None,
+    text_key: Annotated[str, typer.Option(help="Field that holds the text; dots go into nested objects.", rich_help_panel=READING)] = "text",
+    keep_keys: Annotated[Optional[str], typer.Option(help="Fields to keep beside each document: id,source.", rich_help_panel=READING)] = None,
+    format: Annotated[str, typer.Option(help="auto, jsonl, json, parquet or text.", rich_help_panel=READING)] = "auto",
+    separator: Annotated[Optional[str], typer.Option(help="Plain text: what stands between documents (\\n is a line end).", rich_help_panel=READING)] = None,
+    whole_files: Annotated[bool, typer.Option("--whole-files", help="Plain text: each file is one document.", rich_help_panel=READING)] = False,
+    max_document_bytes: Annotated[str, typer.Option(help="A longer text is a reject.", rich_help_panel=READING)] = "256MB",
+    limit: Annotated[Optional[int], typer.Option(help="Only the first N documents.", rich_help_panel=READING)] = None,
+    eos: Annotated[bool, typer.Option("--eos/--no-eos", help="End every document with the end-of-text token.", rich_help_panel=TOKENS)] = True,
+    bos: Annotated[Optional[bool], typer.Option("--bos/--no-bos", help="Begin every document with the beginning-of-text token [default: as the tokenizer does].", rich_help_panel=TOKENS)] = None,
+    eos_token: Annotated[Optional[str], typer.Option(help="The end-of-text token, as string or id.", rich_help_panel=TOKENS)] = None,
+    bos_token: Annotated[Optional[str], typer.Option(help="The beginning-of-text token, as string or id.", rich_help_panel=TOKENS)] = None,
+    special_tokens: Annotated[str, typer.Option(help="Special-token strings in texts: as-text, parse or error.", rich_help_panel=TOKENS)] = "as-text",
+    engine: Annotated[str, typer.Option(help="auto, gigatoken, huggingface, sentencepiece, tiktoken or bytes.", rich_help_panel=TOKENS)] = "auto",
+    val_fraction: Annotated[float, typer.Option(help="Share of documents for the val split.", rich_help_panel=OUTPUT)] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the split.", rich_help_panel=OUTPUT)] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove the store that is there first.", rich_help_panel=OUTPUT)] = False,
+    workers: Annotated[str, typer.Option(help="Worker processes.", rich_help_panel=RUN)] = "auto",
+    memory: Annotated[str, typer.Option(help="Bound for all processes together: 4GB.", rich_help_panel=RUN)] = "auto",
+    batch_size: Annotated[Optional[int], typer.Option(help="Documents per engine call [default: by size].", rich_help_panel=RUN)] = None,
+    task_bytes: Annotated[Optional[str], typer.Option(help="Text per task and shard [default: by input size].", rich_help_panel=RUN)] = None,
+    on_error: Annotated[str, typer.Option(help="A bad record: fail, or skip and count it.", rich_help_panel=RUN)] = "fail",
+    max_errors: Annotated[Optional[int], typer.Option(help="With skip: stop after this many rejects.", rich_help_panel=RUN)] = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Progress as JSON lines.", rich_help_panel=SHOW)] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=SHOW)] = False,
+) -> None:
+    """Tokenize text files into a store; run it again to continue after any stop."""
+    from tokenmill.pipeline.request import Request
+    from tokenmill.pipeline.run import run
+    from tokenmill.progress import choose_display
+    from tokenmill.summary import print_summary
+
+    flags = {key: value for key, value in context.params.items() if key not in {"config", "log_json", "quiet"}}
+    request = Request.from_flags(_merge_config(config, flags, context))
+    outcome = run(request, choose_display(log_json=log_json, quiet=quiet))
+    print_summary(outcome, request)
+
+
+def _merge_config(config: Path | None, flags: dict[str, Any], context: typer.Context) -> dict[str, Any]:
+    """Flags given on the command line over those of the file, over the defaults."""
+    sources = {key: context.get_parameter_source(key) for key in flags}
+    merged = {key: flags[key] for key, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    for key, value in (_read_config(config) if config else {}).items():
+        merged.setdefault(key.replace("-", "_"), value)
+    if isinstance(merged.get("keep_keys"), str):
+        merged["keep_keys"] = [key.strip() for key in merged["keep_keys"].split(",") if key.strip()]
+    if isinstance(merged.get("inputs"), str):
+        merged["inputs"] = [merged["inputs"]]
+    if isinstance(merged.get("workers"), str) and merged["workers"] != "auto":
+        merged["workers"] = _integer(merged["workers"], "--workers")
+    if isinstance(merged.get("separator"), str):
+        merged["separator"] = merged["separator"].replace("\\n", "\n").replace("\\t", "\t").replace("\\0", "\0")
+    for key, flag in (("inputs", "INPUT"), ("out", "-o OUT"), ("tokenizer", "--tokenizer SPEC")):
+        if not merged.get(key):
+            raise UsageError(f"{flag} is missing: tokenmill tokenize INPUT... -o OUT --tokenizer SPEC")
+    return merged
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"--config {path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(loaded, dict):
+        raise UsageError(f"--config {path} must be a mapping of flags to values, such as  tokenizer: gpt2")
+    return loaded
+
+
+def _integer(text: str, flag: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"{flag} {text!r} is neither a number nor auto")
+    return int(text)
+
+
+def main() -> None:
+    """Run the command line; turn errors into a sentence and an exit code."""
+    try:
+        app(standalone_mode=False)
+    except TokenmillError as error:
+        _fail(str(error), getattr(error, "signal_number", None), isinstance(error, UsageError))
+    except KeyboardInterrupt:
+        _fail("stopped", 2, usage=False)
+    except BrokenPipeError:
+        sys.exit(1)
+    except Exception as error:
+        # typer raises click's exceptions, or those of its own copy of click: known by what they can do.
+        if not hasattr(error, "exit_code"):
+            raise
+        if hasattr(error, "show"):
+            error.show()
+        sys.exit(error.exit_code)
+
+
+def _fail(message: str, signal_number: int | None, usage: bool) -> None:
+    bold, plain = ("\033[1;31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+    print(f"{bold}error:{plain} {message}", file=sys.stderr)
+    sys.exit(128 + signal_number if signal_number else 2 if usage else 1)

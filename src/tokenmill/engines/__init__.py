@@ -1,0 +1,104 @@
+"""Engines by name, and the choice between them.
+
+Each kind of tokenizer has one *reference*, the library that defines its ids, and may have
+a faster engine. `choose` takes the fastest one that is known to implement the tokenizer's
+structure; `parity` then proves it on the user's own documents before anything is published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenmill.engines.base import Engine, SpecialTokens
+from tokenmill.engines.tokenizer import Tokenizer, load_tokenizer, open_tokenizer
+from tokenmill.errors import UsageError
+
+__all__ = [
+    "ENGINES",
+    "REFERENCES",
+    "Choice",
+    "Engine",
+    "EngineName",
+    "SpecialTokens",
+    "Tokenizer",
+    "choose",
+    "create",
+    "load_tokenizer",
+    "open_tokenizer",
+]
+
+EngineName = Literal["gigatoken", "huggingface", "sentencepiece", "tiktoken", "bytes"]
+ENGINES: tuple[EngineName, ...] = ("gigatoken", "huggingface", "sentencepiece", "tiktoken", "bytes")
+REFERENCES: dict[str, EngineName] = {
+    "huggingface": "huggingface",
+    "sentencepiece": "sentencepiece",
+    "tiktoken": "tiktoken",
+    "bytes": "bytes",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The engine for a run, and why a faster one is not used."""
+
+    engine: EngineName
+    reference: EngineName
+    note: str | None = None
+    """Said to the user when the fastest engine had to be left aside."""
+    named: bool = False
+    """The user asked for this engine: a mismatch is then an error, not a fall-back."""
+
+
+def create(
+    name: EngineName, tokenizer: Tokenizer, special_tokens: SpecialTokens = "as-text", *, threads: bool = False
+) -> Engine:
+    """Load an engine for a tokenizer. `threads` lets a reference use the library's own thread pool."""
+    if name == "gigatoken":
+        from tokenmill.engines.gigatoken import GigatokenEngine
+
+        reference = REFERENCES[tokenizer.kind]
+        return GigatokenEngine(tokenizer, special_tokens, lambda: create(reference, tokenizer, special_tokens))
+    if name == "huggingface":
+        from tokenmill.engines.huggingface import HuggingFaceEngine
+
+        return HuggingFaceEngine(tokenizer, special_tokens, threads=threads)
+    if name == "sentencepiece":
+        from tokenmill.engines.sentencepiece import SentencePieceEngine
+
+        return SentencePieceEngine(tokenizer)
+    if name == "tiktoken":
+        from tokenmill.engines.tiktoken import TiktokenEngine
+
+        return TiktokenEngine(tokenizer, special_tokens)
+    from tokenmill.engines.bytes import BytesEngine
+
+    return BytesEngine()
+
+
+def choose(tokenizer: Tokenizer, engine: str = "auto", special_tokens: SpecialTokens = "as-text") -> Choice:
+    """Pick the fastest engine whose structure check passes, or the one the user named."""
+    reference = REFERENCES[tokenizer.kind]
+    if special_tokens != "as-text" and not tokenizer.special_tokens:
+        raise UsageError(f"--special-tokens {special_tokens}: {tokenizer.name} declares no special tokens")
+    if special_tokens != "as-text" and tokenizer.kind in {"sentencepiece", "bytes"}:
+        raise UsageError(
+            f"--special-tokens {special_tokens} is not possible with {tokenizer.name}: the {reference} library always "
+            "treats special-token strings as text; use a tokenizer.json, or --special-tokens as-text"
+        )
+    if engine not in ("auto", *ENGINES):
+        raise UsageError(f"--engine {engine} is not one of auto, {', '.join(ENGINES)}")
+    if engine not in ("auto", "gigatoken", reference):
+        raise UsageError(f"--engine {engine} cannot load {tokenizer.name}; use auto, gigatoken or {reference}")
+    if engine == reference:
+        return Choice(reference, reference, named=True)
+    from tokenmill.engines.gigatoken import why_not
+
+    reason = why_not(tokenizer, special_tokens) if tokenizer.kind != "bytes" else None
+    if tokenizer.kind == "bytes":
+        return Choice("bytes", "bytes")
+    if reason is None:
+        return Choice("gigatoken", reference, named=engine == "gigatoken")
+    if engine == "gigatoken":
+        raise UsageError(f"--engine gigatoken cannot be used for {tokenizer.name}: {reason}; use --engine auto")
+    return Choice(reference, reference, note=f"gigatoken is not used for {tokenizer.name}: {reason}")

@@ -1,0 +1,26 @@
+"""The tokenizer that every machine has: a text's UTF-8 bytes are its ids."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokenmill.batch import TokenBatch
+
+__all__ = ["BytesEngine"]
+
+
+class BytesEngine:
+    """Ids 0 to 255 are bytes; 256 ends a document and 257 begins one."""
+
+    name = "bytes"
+    num_rerouted = 0
+
+    def encode(self, texts: list[str]) -> TokenBatch:
+        """Encode each text as its UTF-8 bytes."""
+        encoded = [text.encode() for text in texts]
+        offsets = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum([len(data) for data in encoded], out=offsets[1:])
+        return TokenBatch(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+
+    def recycle(self) -> None:
+        """Nothing grows here."""

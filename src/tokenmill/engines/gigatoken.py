@@ -1,0 +1,141 @@
+"""The fast engine: gigatoken, hosted so that its ids are always the reference's.
+
+What it needs of a host, found by measurement: plain lists of valid `str` (its own file
+readers drop documents in silence), no thread pool (one worker process per core), a tokenizer
+whose structure it implements exactly (`eligibility`), the reference for documents with
+code points that the two libraries classify differently (`disputes`), and a cache that is
+thrown away when it has grown (`recycle`).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenmill.batch import TokenBatch
+from tokenmill.engines.base import Engine, SpecialTokens
+from tokenmill.engines.disputes import DisputeFilter, disputed_ranges
+from tokenmill.engines.eligibility import refuses, refuses_model, strip_special_tokens
+from tokenmill.engines.tokenizer import Tokenizer
+
+__all__ = ["GigatokenEngine", "why_not"]
+
+TIKTOKEN_SCHEMES = {"gpt2": "gpt2", "r50k_base": "gpt2", "cl100k_base": "gpt4", "o200k_base": "o200k"}
+
+
+def why_not(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> str | None:
+    """Why this engine may not be used for a tokenizer, or None when it may."""
+    if tokenizer.kind == "huggingface":
+        return refuses(tokenizer.config)
+    if tokenizer.kind == "sentencepiece":
+        return refuses_model(tokenizer.files[tokenizer.main_file])
+    if tokenizer.kind == "tiktoken":
+        name = json.loads(tokenizer.files["tiktoken.json"])["name"]
+        return None if name in TIKTOKEN_SCHEMES else f"it does not know the split pattern of {name}"
+    return f"it does not encode {tokenizer.kind}"
+
+
+class GigatokenEngine:
+    """Encodes with gigatoken; documents it may get wrong go through `reference`."""
+
+    name = "gigatoken"
+
+    def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens, reference: Callable[[], Engine]) -> None:
+        self._load = _loader(tokenizer, special_tokens)
+        self._backend = self._load()
+        self._make_reference = reference
+        self._reference: Engine | None = None
+        self._disputes = _dispute_filter(tokenizer, self._backend)
+        self.num_rerouted = 0
+
+    def encode(self, texts: list[str]) -> TokenBatch:
+        """Encode each text, and again with the reference where the two may differ."""
+        try:
+            encoded = self._backend.encode_batch(texts, parallel=False)
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException:
+            # A Rust panic arrives as BaseException and leaves the tokenizer unusable.
+            self.recycle()
+            self.num_rerouted += len(texts)
+            return self.reference.encode(texts)
+        layout = encoded.layout
+        batch = TokenBatch(np.asarray(layout.content.data), np.asarray(layout.offsets.data))
+        if len(batch) != len(texts):
+            raise RuntimeError(f"gigatoken returned {len(batch)} documents for {len(texts)}")
+        return self._settle_disputes(texts, batch)
+
+    @property
+    def reference(self) -> Engine:
+        """The reference engine, loaded when the first document needs it."""
+        if self._reference is None:
+            self._reference = self._make_reference()
+        return self._reference
+
+    def recycle(self) -> None:
+        """Drop the cache of words, which grows without bound on high-entropy text."""
+        del self._backend
+        self._backend = self._load()
+
+    def _settle_disputes(self, texts: list[str], batch: TokenBatch) -> TokenBatch:
+        if self._disputes is None:
+            return batch
+        flagged = self._disputes.flag(batch.ids, batch.offsets).tolist()
+        disputed = [i for i in flagged if self._disputes.confirms(texts[i])]
+        if not disputed:
+            return batch
+        self.num_rerouted += len(disputed)
+        return _replace_documents(batch, disputed, self.reference.encode([texts[i] for i in disputed]))
+
+
+def _replace_documents(batch: TokenBatch, which: list[int], replacement: TokenBatch) -> TokenBatch:
+    """The batch with the documents `which`, in ascending order, taken from `replacement`."""
+    lengths = np.diff(batch.offsets)
+    lengths[which] = np.diff(replacement.offsets)
+    pieces = []
+    done = 0
+    for number, document in enumerate(which):
+        pieces.append(batch.ids[batch.offsets[done] : batch.offsets[document]])
+        pieces.append(replacement.ids[replacement.offsets[number] : replacement.offsets[number + 1]])
+        done = document + 1
+    pieces.append(batch.ids[batch.offsets[done] :])
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return TokenBatch(np.concatenate(pieces), offsets)
+
+
+def _dispute_filter(tokenizer: Tokenizer, backend: Any) -> DisputeFilter | None:
+    """None for SentencePiece-like models: no character class takes part in their splits."""
+    if tokenizer.kind == "sentencepiece" or tokenizer.config.get("model", {}).get("byte_fallback"):
+        return None
+    normalizes = tokenizer.config.get("normalizer") is not None
+    return DisputeFilter(disputed_ranges(normalizes), backend.vocab)
+
+
+def _loader(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> Callable[[], Any]:
+    import gigatoken
+
+    main = tokenizer.files[tokenizer.main_file]
+    if tokenizer.kind == "sentencepiece":
+        return lambda: gigatoken.Tokenizer.from_sentencepiece(main)
+    if tokenizer.kind == "tiktoken":
+        return lambda: _load_tiktoken(tokenizer, special_tokens)
+    if special_tokens == "as-text":
+        main = json.dumps(strip_special_tokens(tokenizer.config)).encode()
+    return lambda: gigatoken.Tokenizer.from_json(main)
+
+
+def _load_tiktoken(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> Any:
+    import gigatoken
+
+    scheme = TIKTOKEN_SCHEMES[json.loads(tokenizer.files["tiktoken.json"])["name"]]
+    specials = {} if special_tokens == "as-text" else dict(tokenizer.special_tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = Path(folder) / tokenizer.main_file
+        ranks.write_bytes(tokenizer.files[tokenizer.main_file])
+        return gigatoken.Tokenizer.from_tiktoken(str(ranks), pretokenizer=scheme, special_tokens=specials)

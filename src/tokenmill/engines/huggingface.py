@@ -1,0 +1,43 @@
+"""The reference for `tokenizer.json`: Hugging Face `tokenizers`."""
+
+from __future__ import annotations
+
+import os
+
+from tokenmill.batch import TokenBatch
+from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.tokenizer import Tokenizer
+from tokenmill.errors import DataError
+
+__all__ = ["HuggingFaceEngine"]
+
+
+class HuggingFaceEngine:
+    """Encodes with `tokenizers`; truncation and padding settings of the file are switched off.
+
+    `threads` lets the library use its own thread pool. Workers leave it off: there is one
+    worker per core already, and the pool does not survive a fork.
+    """
+
+    name = "huggingface"
+    num_rerouted = 0
+
+    def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens, *, threads: bool = False) -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads else "false"
+        import tokenizers
+
+        try:
+            self._backend = tokenizers.Tokenizer.from_buffer(tokenizer.files[tokenizer.main_file])
+        except Exception as error:
+            raise DataError(tokenizer.name, f"tokenizer.json cannot be loaded: {error}") from None
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = special_tokens == "as-text"
+
+    def encode(self, texts: list[str]) -> TokenBatch:
+        """Encode each text without the post-processor's special tokens."""
+        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        return TokenBatch.from_lists([encoding.ids for encoding in encodings])
+
+    def recycle(self) -> None:
+        """The library's caches are bounded."""

@@ -1,0 +1,144 @@
+"""The reference for OpenAI's encodings: `tiktoken`, by name or from a `.tiktoken` rank file.
+
+A rank file holds neither the split pattern nor the special tokens; those live in the code
+that defines an encoding. For OpenAI's own names they are asked of tiktoken; a store writes
+them beside the ranks as `tiktoken.json`, so that it needs neither name nor network later.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tokenmill.batch import TokenBatch
+from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.tokenizer import Tokenizer
+from tokenmill.errors import DataError, MissingDependencyError, UsageError
+
+__all__ = ["EncodingDefinition", "TiktokenEngine", "load_named", "load_ranks", "open_encoding"]
+
+
+class EncodingDefinition(msgspec.Struct, frozen=True):
+    """What a rank file does not say: the encoding's name, split pattern and special tokens."""
+
+    name: str
+    pattern: str
+    special_tokens: dict[str, int]
+
+
+class TiktokenEngine:
+    """Encodes with tiktoken on the calling thread."""
+
+    name = "tiktoken"
+    num_rerouted = 0
+
+    def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
+        self._encoding = open_encoding(tokenizer)
+        self._as_text = special_tokens == "as-text"
+
+    def encode(self, texts: list[str]) -> TokenBatch:
+        """Encode each text, special-token strings as text or as tokens."""
+        if self._as_text:
+            return TokenBatch.from_lists([self._encoding.encode_ordinary(text) for text in texts])
+        return TokenBatch.from_lists([self._encoding.encode(text, allowed_special="all") for text in texts])
+
+    def recycle(self) -> None:
+        """Nothing grows here."""
+
+
+def load_named(name: str) -> Tokenizer:
+    """One of the encodings that tiktoken knows, from its cache or the network."""
+    tiktoken = _import_tiktoken()
+    if name not in tiktoken.list_encoding_names():
+        raise UsageError(
+            f"--tokenizer tiktoken:{name}: tiktoken has no such encoding; it has "
+            f"{', '.join(tiktoken.list_encoding_names())}"
+        )
+    try:
+        encoding = tiktoken.get_encoding(name)
+    except Exception as error:
+        raise UsageError(
+            f"--tokenizer tiktoken:{name} could not be fetched ({type(error).__name__}); set TIKTOKEN_CACHE_DIR to a "
+            f"folder that has it, or pass a {name}.tiktoken file"
+        ) from None
+    definition = EncodingDefinition(name, encoding._pat_str, dict(encoding._special_tokens))
+    files = {f"{name}.tiktoken": _dump_ranks(encoding._mergeable_ranks)}
+    return _tokenizer(name, f"{name}.tiktoken", files, definition)
+
+
+def load_ranks(name: str, main_file: str, files: dict[str, bytes]) -> Tokenizer:
+    """A `.tiktoken` file, defined by the `tiktoken.json` beside it or by its own name."""
+    if "tiktoken.json" in files:
+        definition = msgspec.json.decode(files["tiktoken.json"], type=EncodingDefinition)
+    else:
+        definition = _published_definition(main_file, files[main_file])
+    return _tokenizer(name, main_file, files, definition)
+
+
+def _tokenizer(name: str, main_file: str, files: dict[str, bytes], definition: EncodingDefinition) -> Tokenizer:
+    files = {main_file: files[main_file], "tiktoken.json": msgspec.json.encode(definition)}
+    encoding = _encoding(files, main_file)
+    specials = definition.special_tokens
+    eos = specials.get("<|endoftext|>")
+    return Tokenizer(name, "tiktoken", main_file, files, encoding.n_vocab, specials, None, eos, False)
+
+
+def open_encoding(tokenizer: Tokenizer) -> Any:
+    """The library's own object for a tokenizer."""
+    return _encoding(tokenizer.files, tokenizer.main_file)
+
+
+def _encoding(files: Mapping[str, bytes], main_file: str) -> Any:
+    definition = msgspec.json.decode(files["tiktoken.json"], type=EncodingDefinition)
+    return _import_tiktoken().Encoding(
+        name=definition.name,
+        pat_str=definition.pattern,
+        mergeable_ranks=_parse_ranks(main_file, files[main_file]),
+        special_tokens=definition.special_tokens,
+    )
+
+
+def _published_definition(main_file: str, ranks: bytes) -> EncodingDefinition:
+    """Ask tiktoken's own definition of the encoding, with these ranks in place of a download."""
+    _import_tiktoken()
+    from tiktoken_ext import openai_public
+
+    name = main_file.removesuffix(".tiktoken")
+    constructor = openai_public.ENCODING_CONSTRUCTORS.get(name)
+    if constructor is None:
+        raise UsageError(
+            f"--tokenizer {main_file}: a rank file does not carry its split pattern, and {name!r} is not one of "
+            f"OpenAI's encodings ({', '.join(openai_public.ENCODING_CONSTRUCTORS)}); put a tiktoken.json with "
+            "name, pattern and special_tokens beside it"
+        )
+    parsed = _parse_ranks(main_file, ranks)
+    download = openai_public.load_tiktoken_bpe
+    openai_public.load_tiktoken_bpe = lambda *_args, **_kwargs: parsed
+    try:
+        arguments = constructor()
+    finally:
+        openai_public.load_tiktoken_bpe = download
+    return EncodingDefinition(name, arguments["pat_str"], dict(arguments["special_tokens"]))
+
+
+def _parse_ranks(main_file: str, data: bytes) -> dict[bytes, int]:
+    try:
+        return {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in data.splitlines() if line)}
+    except ValueError:
+        raise DataError(main_file, "is not a .tiktoken file: expected lines of a base64 token and its rank") from None
+
+
+def _dump_ranks(ranks: Mapping[bytes, int]) -> bytes:
+    lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in sorted(ranks.items(), key=lambda kv: kv[1]))
+    return b"".join(lines)
+
+
+def _import_tiktoken() -> Any:
+    try:
+        import tiktoken
+    except ImportError:
+        raise MissingDependencyError("a tiktoken encoding", "tiktoken") from None
+    return tiktoken

@@ -1,0 +1,236 @@
+"""A tokenizer as its own files describe it: vocabulary size, special tokens, BOS and EOS.
+
+Nothing here is guessed. The end-of-text token is what `tokenizer_config.json`,
+`special_tokens_map.json`, the post-processor or the `.model` says it is; a tokenizer that
+does not say is an error that names the flag to set it, because a wrong EOS is found weeks
+later, in the loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenmill.errors import DataError, MissingDependencyError, UsageError
+
+__all__ = ["Tokenizer", "load_tokenizer", "open_tokenizer"]
+
+Kind = Literal["huggingface", "sentencepiece", "tiktoken", "bytes"]
+
+SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "tiktoken.json")
+BYTES_EOS, BYTES_BOS = 256, 257
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """One tokenizer: its files in memory, and what they say about special tokens."""
+
+    name: str
+    kind: Kind
+    main_file: str
+    files: Mapping[str, bytes] = field(repr=False)
+    vocab_size: int
+    special_tokens: Mapping[str, int] = field(repr=False)
+    bos_id: int | None
+    eos_id: int | None
+    adds_bos: bool
+    """Whether the tokenizer's own post-processor puts a beginning-of-text token in front."""
+
+    @cached_property
+    def sha256(self) -> str:
+        """Identifies the vocabulary: a hash of the main file, not of its settings beside it."""
+        return hashlib.sha256(self.files.get(self.main_file, b"bytes")).hexdigest()
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The parsed `tokenizer.json`; empty for other kinds."""
+        return _parse_json(self.name, self.files[self.main_file]) if self.kind == "huggingface" else {}
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files, so that a store explains itself."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in sorted(self.files.items()):
+            (folder / name).write_bytes(data)
+
+    def token_id(self, token: str, flag: str) -> int:
+        """The id of a token given as its string or its number."""
+        if token in self.special_tokens:
+            return self.special_tokens[token]
+        if token.isdecimal() and int(token) < self.vocab_size:
+            return int(token)
+        found = self._vocabulary_id(token)
+        if found is None:
+            known = ", ".join(repr(t) for t in list(self.special_tokens)[:8]) or "none"
+            raise UsageError(
+                f"{flag} {token!r} is not a token of {self.name} (vocabulary {self.vocab_size}); "
+                f"its special tokens are {known}"
+            )
+        return found
+
+    def _vocabulary_id(self, token: str) -> int | None:
+        if self.kind == "huggingface":
+            vocab = self.config.get("model", {}).get("vocab", {})
+            if isinstance(vocab, dict):
+                return vocab.get(token)
+            return next((i for i, piece in enumerate(vocab) if piece[0] == token), None)
+        if self.kind == "sentencepiece":
+            processor = sentencepiece_processor(self.files[self.main_file])
+            found = int(processor.piece_to_id(token))
+            return found if processor.id_to_piece(found) == token else None
+        return None
+
+
+def load_tokenizer(spec: str) -> Tokenizer:
+    """Read the tokenizer that `spec` names: a path, `bytes`, `tiktoken:NAME` or a Hub id."""
+    if spec == "bytes":
+        specials = {"<eos>": BYTES_EOS, "<bos>": BYTES_BOS}
+        return Tokenizer("bytes", "bytes", "bytes", {}, 258, specials, BYTES_BOS, BYTES_EOS, False)
+    if spec.startswith("tiktoken:"):
+        from tokenmill.engines.tiktoken import load_named
+
+        return load_named(spec.removeprefix("tiktoken:"))
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return open_tokenizer(path, name=path.resolve().name)
+    if path.is_file():
+        return _from_file(path)
+    if path.suffix in {".json", ".model", ".tiktoken"} or spec.startswith((".", "/", "~")):
+        raise UsageError(f"--tokenizer {spec}: no such file or directory")
+    from tokenmill.engines.hub import download_tokenizer
+
+    return open_tokenizer(download_tokenizer(spec), name=spec)
+
+
+def open_tokenizer(folder: Path, name: str) -> Tokenizer:
+    """Read a directory of tokenizer files, such as the `tokenizer/` of a store."""
+    if not any(folder.iterdir()):
+        return load_tokenizer("bytes")
+    for main_file in ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"):
+        if (folder / main_file).is_file():
+            return _from_file(folder / main_file, name)
+    ranks = sorted(folder.glob("*.tiktoken")) + sorted(folder.glob("*.model"))
+    if len(ranks) == 1:
+        return _from_file(ranks[0], name)
+    raise UsageError(
+        f"--tokenizer {folder} has no tokenizer.json, tokenizer.model or .tiktoken file; it has "
+        f"{', '.join(sorted(p.name for p in folder.iterdir())[:6]) or 'no files'}"
+    )
+
+
+def _from_file(path: Path, name: str | None = None) -> Tokenizer:
+    files = {path.name: path.read_bytes()}
+    for side in SIDE_FILES:
+        beside = path.parent / side
+        if beside.is_file() and side != path.name:
+            files[side] = beside.read_bytes()
+    name = name or (path.parent.name if path.name in {"tokenizer.json", "tokenizer.model"} else path.stem) or path.stem
+    if path.suffix == ".model":
+        return _from_sentencepiece(name, path.name, files)
+    if path.suffix == ".tiktoken":
+        from tokenmill.engines.tiktoken import load_ranks
+
+        return load_ranks(name, path.name, files)
+    if path.suffix == ".json":
+        return _from_huggingface(name, path.name, files)
+    raise UsageError(f"--tokenizer {path}: expected a tokenizer.json, a .model or a .tiktoken file")
+
+
+def _from_huggingface(name: str, main_file: str, files: dict[str, bytes]) -> Tokenizer:
+    config = _parse_json(main_file, files[main_file])
+    model = config.get("model")
+    if not isinstance(model, dict) or "vocab" not in model:
+        raise DataError(main_file, "is not a tokenizer.json: it has no model with a vocabulary")
+    vocab = model["vocab"]
+    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    added = config.get("added_tokens") or []
+    vocab_size = 1 + max(max(ids, default=-1), max((t["id"] for t in added), default=-1))
+    specials = {t["content"]: t["id"] for t in added if t.get("special")}
+    lookup = {t["content"]: t["id"] for t in added}
+    if isinstance(vocab, dict):
+        lookup = {**vocab, **lookup}
+    side = _side_settings(files)
+    leading, trailing = _post_processor_tokens(config.get("post_processor"))
+    bos = _first_known([side.get("bos_token"), *leading], lookup)
+    eos = _first_known([side.get("eos_token"), *reversed(trailing)], lookup)
+    adds_bos = bool(leading) or (side.get("add_bos_token") is True and bos is not None)
+    if leading:
+        bos = lookup.get(leading[0], bos)
+    files = {"tokenizer.json" if key == main_file else key: data for key, data in files.items()}
+    return Tokenizer(name, "huggingface", "tokenizer.json", files, vocab_size, specials, bos, eos, adds_bos)
+
+
+def _from_sentencepiece(name: str, main_file: str, files: dict[str, bytes]) -> Tokenizer:
+    processor = sentencepiece_processor(files[main_file])
+    size = int(processor.vocab_size())
+    specials = {processor.id_to_piece(i): i for i in range(size) if processor.is_control(i)}
+    bos, eos = (i if i >= 0 else None for i in (int(processor.bos_id()), int(processor.eos_id())))
+    adds_bos = _side_settings(files).get("add_bos_token") is True and bos is not None
+    files = {"tokenizer.model" if key == main_file else key: data for key, data in files.items()}
+    return Tokenizer(name, "sentencepiece", "tokenizer.model", files, size, specials, bos, eos, adds_bos)
+
+
+def sentencepiece_processor(model: bytes) -> Any:
+    """The sentencepiece library's processor for a `.model`, or an error that says what is wrong."""
+    try:
+        import sentencepiece
+    except ImportError:
+        raise MissingDependencyError("a SentencePiece .model", "sentencepiece") from None
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(model)
+    except Exception:
+        raise DataError("tokenizer.model", "is not a SentencePiece model") from None
+    return processor
+
+
+def _side_settings(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """`tokenizer_config.json` over `special_tokens_map.json`, tokens as plain strings."""
+    merged: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if name in files:
+            merged.update({k: v for k, v in _parse_json(name, files[name]).items() if v is not None})
+    for key in ("bos_token", "eos_token"):
+        if isinstance(merged.get(key), dict):
+            merged[key] = merged[key].get("content")
+    return merged
+
+
+def _post_processor_tokens(processor: Any) -> tuple[list[str], list[str]]:
+    """The special tokens that a post-processor puts before and after a single text."""
+    if not isinstance(processor, dict):
+        return [], []
+    if processor.get("type") == "Sequence":
+        pairs = [_post_processor_tokens(p) for p in processor.get("processors", [])]
+        return [t for lead, _ in pairs for t in lead], [t for _, trail in pairs for t in trail]
+    if processor.get("type") in {"BertProcessing", "RobertaProcessing"}:
+        return [processor["cls"][0]], [processor["sep"][0]]
+    if processor.get("type") != "TemplateProcessing":
+        return [], []
+    leading: list[str] = []
+    trailing: list[str] = []
+    side = leading
+    for piece in processor.get("single", []):
+        if "Sequence" in piece:
+            side = trailing
+        elif "SpecialToken" in piece:
+            side.append(piece["SpecialToken"]["id"])
+    return leading, trailing
+
+
+def _first_known(tokens: Iterable[Any], lookup: Mapping[str, int]) -> int | None:
+    return next((lookup[t] for t in tokens if isinstance(t, str) and t in lookup), None)
+
+
+def _parse_json(name: str, data: bytes) -> dict[str, Any]:
+    try:
+        parsed = json.loads(data)
+    except ValueError as error:
+        raise DataError(name, f"is not valid JSON ({error})") from None
+    if not isinstance(parsed, dict):
+        raise DataError(name, "is JSON but not an object; expected a tokenizer file")
+    return parsed

@@ -1,0 +1,57 @@
+"""The exceptions a user of tokenmill can meet.
+
+    TokenmillError
+    ├── UsageError                  a flag, argument or combination that cannot work
+    ├── DataError                   an input that cannot be read: has a path and a position
+    ├── StoreError                  a store that is damaged, foreign, locked or unfinished
+    └── MissingDependencyError      a package that an extra would install
+
+Every message is one sentence that names the value, what was expected and what to do
+next; the command line prints it without a traceback.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DataError", "MissingDependencyError", "StoreError", "TokenmillError", "UsageError"]
+
+
+class TokenmillError(Exception):
+    """Anything tokenmill refuses to do, said in one sentence."""
+
+
+class UsageError(TokenmillError):
+    """A flag, an argument or a combination of them that cannot work."""
+
+
+class DataError(TokenmillError):
+    """An input that cannot be read or holds a document that cannot be tokenized."""
+
+    def __init__(self, path: str, reason: str, *, line: int | None = None) -> None:
+        self.path = path
+        self.reason = reason
+        self.line = line
+        where = path if line is None else f"{path} line {line}"
+        super().__init__(f"{where}: {reason}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_data_error, (self.path, self.reason, self.line))
+
+
+def _rebuild_data_error(path: str, reason: str, line: int | None) -> DataError:
+    return DataError(path, reason, line=line)
+
+
+class StoreError(TokenmillError):
+    """A store that is damaged, of another format, locked or not finished."""
+
+
+class MissingDependencyError(TokenmillError):
+    """A package that is not installed; the message names the extra that has it."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        self.what = what
+        self.extra = extra
+        super().__init__(f"{what} needs a package that is not installed: pip install 'tokenmill[{extra}]'")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (MissingDependencyError, (self.what, self.extra))

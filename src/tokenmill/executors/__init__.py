@@ -1,0 +1,1 @@
+"""Executors: where the worker processes of a run come from."""

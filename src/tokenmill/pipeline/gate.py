@@ -1,0 +1,149 @@
+"""The parity gate: proof, before a run publishes anything, that the engine's ids are the reference's.
+
+It compares the user's own documents, spread over the inputs, and a built-in set of awkward
+strings. The result is printed and stored in the manifest, so that nobody has to wonder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from tokenmill.engines import REFERENCES, Engine, Tokenizer, create, open_tokenizer
+from tokenmill.engines.awkward import awkward_strings
+from tokenmill.engines.decoding import Decoder
+from tokenmill.errors import DataError
+from tokenmill.pipeline.messages import GateResult
+from tokenmill.pipeline.plan import InputFile, Span
+from tokenmill.pipeline.reading import read_span
+from tokenmill.pipeline.task import Job, surround
+from tokenmill.readers.base import ReadOptions
+from tokenmill.store.manifest import ParityInfo
+
+__all__ = ["compare", "hold_gate", "sample_documents"]
+
+SAMPLE_DOCUMENTS = 1000
+SAMPLE_BYTES = 2_000_000
+SAMPLE_MOST_BYTES = 32_000_000
+PLACES = 48
+LONG_DOCUMENT = 8_000
+BATCH = 256
+PREVIEW_TOKENS = 28
+
+
+def hold_gate(job: Job, engine: Engine) -> GateResult:
+    """Compare the engine of a job with its reference, and show how the first document comes out."""
+    tokenizer = open_tokenizer(Path(job.store) / "tokenizer", name="tokenizer")
+    special_tokens = job.settings.policy.special_tokens
+    documents = sample_documents(job.inputs, job.settings.reading)
+    reference_name = REFERENCES[tokenizer.kind]
+    if job.engine == reference_name:
+        parity = ParityInfo(reference=reference_name, num_documents=0, num_bytes=0, num_awkward=0, num_mismatches=0)
+    else:
+        reference = create(reference_name, tokenizer, special_tokens, threads=True)
+        awkward = awkward_strings(list(tokenizer.special_tokens))
+        parity = compare(engine, reference, documents, awkward)
+    preview, total = _preview(job, engine, tokenizer, documents)
+    return GateResult(parity, preview, total)
+
+
+def compare(engine: Engine, reference: Engine, documents: list[str], awkward: list[str]) -> ParityInfo:
+    """Encode every text with both engines and count the texts whose ids differ."""
+    mismatched = [text for texts in (documents, awkward) for text in _mismatches(engine, reference, texts)]
+    return ParityInfo(
+        reference=reference.name,
+        num_documents=len(documents),
+        num_bytes=sum(len(text.encode()) for text in documents),
+        num_awkward=len(awkward),
+        num_mismatches=len(mismatched),
+        example=mismatched[0][:200] if mismatched else None,
+    )
+
+
+def _mismatches(engine: Engine, reference: Engine, texts: list[str]) -> list[str]:
+    differing: list[str] = []
+    for start in range(0, len(texts), BATCH):
+        some = texts[start : start + BATCH]
+        ours, theirs = engine.encode(some), reference.encode(some)
+        if np.array_equal(ours.offsets, theirs.offsets) and np.array_equal(ours.ids, theirs.ids):
+            continue
+        for i, text in enumerate(some):
+            a, b = ours.offsets[i : i + 2], theirs.offsets[i : i + 2]
+            if not np.array_equal(ours.ids[a[0] : a[1]], theirs.ids[b[0] : b[1]]):
+                differing.append(text)
+    return differing
+
+
+def sample_documents(inputs: list[InputFile], options: ReadOptions) -> list[str]:
+    """At least 1,000 documents and 2 MB, spread over the inputs; all of them when there are fewer.
+
+    Long documents are passed over while there are enough others, because the reference takes a
+    second for every few megabytes; a sample never exceeds 32 MB.
+    """
+    places = list(_places(inputs))
+    texts: list[str] = []
+    long: list[str] = []
+    size = 0
+    quota = max(1, -(-SAMPLE_DOCUMENTS // max(1, len(places))))
+    quota_bytes = SAMPLE_BYTES // max(1, len(places)) + 1
+    readers = [_documents(inputs[place.input], place, options) for place in places]
+    while readers and (len(texts) < SAMPLE_DOCUMENTS or size < SAMPLE_BYTES) and size < SAMPLE_MOST_BYTES:
+        for reader in list(readers):
+            taken = taken_bytes = 0
+            while taken < quota or taken_bytes < quota_bytes:
+                text = next(reader, None)
+                if text is None:
+                    readers.remove(reader)
+                    break
+                if len(text) > LONG_DOCUMENT:
+                    long.append(text[:SAMPLE_MOST_BYTES])
+                    taken_bytes += quota_bytes // 8
+                    continue
+                texts.append(text)
+                taken, taken_bytes, size = taken + 1, taken_bytes + len(text), size + len(text)
+        quota, quota_bytes = max(1, quota // 2), quota_bytes // 2 + 1
+    for text in sorted(long, key=len):
+        if size >= SAMPLE_BYTES and len(texts) >= SAMPLE_DOCUMENTS:
+            break
+        if size + len(text) > SAMPLE_MOST_BYTES and texts:
+            break
+        texts.append(text)
+        size += len(text)
+    return texts
+
+
+def _places(inputs: list[InputFile]) -> Iterator[Span]:
+    """Up to 48 places to read from, evenly spread over the inputs and, where possible, inside them."""
+    step = max(1, len(inputs) / PLACES)
+    chosen = sorted({int(i * step) for i in range(min(PLACES, len(inputs)))})
+    per_input = max(1, PLACES // max(1, len(chosen)))
+    for number in chosen:
+        file = inputs[number]
+        if file.compression != "none" or file.format not in {"jsonl", "text"} or file.bytes < 1 << 20:
+            yield Span(number)
+            continue
+        for part in range(per_input):
+            yield Span(number, file.bytes * part // per_input, file.bytes * (part + 1) // per_input)
+
+
+def _documents(file: InputFile, span: Span, options: ReadOptions) -> Iterator[str]:
+    try:
+        for batch in read_span(file, span, options):
+            yield from batch.texts
+    except DataError:
+        # The run itself meets the same damage and decides what it means.
+        return
+
+
+def _preview(
+    job: Job, engine: Engine, tokenizer: Tokenizer, documents: list[str]
+) -> tuple[list[tuple[int, str]], int]:
+    """The first tokens and the last ones of a document, as the run will write it."""
+    if not documents:
+        return [], 0
+    tokens, _ = surround(engine.encode(documents[:1]), job.settings.policy, dtype=np.int64, vocab_size=job.vocab_size)
+    decoder = Decoder(tokenizer)
+    shown = tokens.tolist() if len(tokens) <= PREVIEW_TOKENS else [*tokens[: PREVIEW_TOKENS - 4].tolist(), *tokens[-4:].tolist()]
+    return [(token, decoder.piece(token)) for token in shown], len(tokens)

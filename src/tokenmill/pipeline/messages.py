@@ -1,0 +1,132 @@
+"""What a run and its workers say to each other, as tagged msgpack."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenmill.errors import DataError, MissingDependencyError, StoreError, TokenmillError, UsageError
+from tokenmill.pipeline.journal import TaskRecord
+from tokenmill.pipeline.plan import Stream, Task
+from tokenmill.pipeline.stages import Stages
+from tokenmill.store.manifest import ParityInfo
+
+__all__ = [
+    "Cut",
+    "Done",
+    "Failed",
+    "FeedStream",
+    "FromWorker",
+    "GateResult",
+    "NeedSlot",
+    "Progress",
+    "RunGate",
+    "RunTask",
+    "Slot",
+    "StreamEnded",
+    "ToWorker",
+    "decode_from_worker",
+    "decode_to_worker",
+    "encode",
+]
+
+
+class RunTask(msgspec.Struct, tag=True, frozen=True):
+    """Tokenize one task."""
+
+    task: Task
+
+
+class FeedStream(msgspec.Struct, tag=True, frozen=True):
+    """Cut one stream into tasks, passing over those that are done."""
+
+    stream: Stream
+    done: list[int]
+
+
+class Slot(msgspec.Struct, tag=True, frozen=True):
+    """A file that the feeder may write its next span to."""
+
+    path: str
+
+
+class RunGate(msgspec.Struct, tag=True, frozen=True):
+    """Compare the engine with its reference."""
+
+
+class Done(msgspec.Struct, tag=True, frozen=True):
+    """A task is published and entered in the journal."""
+
+    record: TaskRecord
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """The worker met an error that ends the run."""
+
+    kind: str
+    arguments: list[str | int | None]
+
+    @classmethod
+    def from_error(cls, error: BaseException) -> Failed:
+        """Put an exception into words that cross a process boundary."""
+        if isinstance(error, DataError):
+            return cls("data", [error.path, error.reason, error.line])
+        if isinstance(error, MissingDependencyError):
+            return cls("missing", [error.what, error.extra])
+        if isinstance(error, OSError):
+            where = f" ({error.filename})" if error.filename else ""
+            hint = "; free some space, then" if error.errno == 28 else ";"
+            return cls("store", [f"{error.strerror or error}{where}{hint} run the same command again to continue"])
+        kind = {UsageError: "usage", StoreError: "store"}.get(type(error), "error")
+        return cls(kind, [str(error) or type(error).__name__])
+
+    def to_error(self) -> TokenmillError:
+        """The exception again, on the other side."""
+        if self.kind == "data":
+            path, reason, line = self.arguments
+            return DataError(str(path), str(reason), line=int(line) if line is not None else None)
+        if self.kind == "missing":
+            return MissingDependencyError(str(self.arguments[0]), str(self.arguments[1]))
+        kind = {"usage": UsageError, "store": StoreError}.get(self.kind, TokenmillError)
+        return kind(str(self.arguments[0]))
+
+
+class Progress(msgspec.Struct, tag=True, frozen=True):
+    """Work done since the last report."""
+
+    stages: Stages
+    num_recycled: int
+
+
+class NeedSlot(msgspec.Struct, tag=True, frozen=True):
+    """The feeder has a span to write and needs a file for it."""
+
+
+class Cut(msgspec.Struct, tag=True, frozen=True):
+    """A span has been written to its slot and can be tokenized."""
+
+    task: Task
+
+
+class StreamEnded(msgspec.Struct, tag=True, frozen=True):
+    """A stream was read to its end."""
+
+    stream: Stream
+    num_tasks: int
+
+
+class GateResult(msgspec.Struct, tag=True, frozen=True):
+    """The comparison with the reference, and one document as the run will write it."""
+
+    parity: ParityInfo
+    preview: list[tuple[int, str]]
+    preview_tokens: int
+
+
+ToWorker = RunTask | FeedStream | Slot | RunGate
+FromWorker = Done | Failed | Progress | NeedSlot | Cut | StreamEnded | GateResult
+
+encode = msgspec.msgpack.Encoder().encode
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+decode_to_worker = _to_worker.decode
+decode_from_worker = _from_worker.decode

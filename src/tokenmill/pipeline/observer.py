@@ -1,0 +1,174 @@
+"""Watching a run: the display, `progress.json` for `tokenmill status`, and `run.json` at the end.
+
+How a run went (speed, memory, machine) is kept apart from the manifest, which must be equal
+for equal inputs.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from tokenmill.machine import tree_memory, usable_cores
+from tokenmill.pipeline.budget import Budget
+from tokenmill.pipeline.scheduler import Tally
+from tokenmill.progress import Display, Snapshot
+from tokenmill.store.manifest import encode_sealed
+
+__all__ = ["AttemptInfo", "Observer", "RunInfo"]
+
+WRITE_SECONDS = 1.0
+
+
+class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at a run, finished or not."""
+
+    pid: int
+    started: float
+    completed: bool | None
+    """None while it runs."""
+    peak_memory_bytes: int
+    num_recycled: int
+    num_retried: int
+    last: Snapshot
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`run.json`: how the run went."""
+
+    checksum: str = ""
+    machine: dict[str, Any]
+    attempts: list[AttemptInfo]
+
+
+class Observer:
+    """Turns tallies into snapshots for people and programs."""
+
+    def __init__(self, store: Path, display: Display, budget: Budget) -> None:
+        self._store = store
+        self._display = display
+        self._budget = budget
+        self._started = time.time()
+        self._clock = time.monotonic()
+        self._first: float | None = None
+        self._written = 0.0
+        self._peak = 0
+        self._memory = 0
+        self._tally: Tally | None = None
+        self._snapshot: Snapshot | None = None
+        self._attempts = self._earlier_attempts()
+        self._stop = threading.Event()
+        self._sampler = threading.Thread(target=self._sample_memory, daemon=True)
+        self._sampler.start()
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The last moment that was observed."""
+        return self._snapshot
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The most memory the process tree was seen to take."""
+        return self._peak
+
+    def observe(self, tally: Tally) -> None:
+        """Take note of how far the run is; called several times a second."""
+        self._tally = tally
+        work = tally.work
+        self._snapshot = Snapshot(
+            seconds=time.monotonic() - self._clock,
+            total_bytes=tally.total_bytes,
+            done_bytes=tally.done_bytes,
+            resumed_bytes=tally.resumed_bytes,
+            num_text_bytes=work.num_bytes,
+            num_documents=work.num_documents,
+            num_tokens=work.num_tokens,
+            num_rejects=work.num_rejects,
+            num_workers=tally.num_workers,
+            num_tasks_done=tally.num_tasks_done,
+            memory_bytes=self._memory,
+            memory_limit=self._budget.memory_bytes,
+            bottleneck=work.bottleneck,
+        )
+        self._display.update(self._snapshot)
+        if time.monotonic() - self._written > WRITE_SECONDS:
+            self._written = time.monotonic()
+            self._write_attempts(completed=None)
+
+    def close(self, *, completed: bool) -> None:
+        """The attempt has ended."""
+        self._stop.set()
+        self._sampler.join()
+        self._display.close()
+        self._write_attempts(completed=completed)
+
+    def write_run_file(self) -> None:
+        """Write run.json beside the manifest."""
+        info = RunInfo(
+            machine={
+                "system": platform.platform(),
+                "processor": _processor(),
+                "cores": usable_cores(),
+                "memory_bytes": int(psutil.virtual_memory().total),
+                "python": platform.python_version(),
+            },
+            attempts=[*self._attempts, *self._current(completed=True)],
+        )
+        temporary = self._store / "run.json.tmp"
+        temporary.write_bytes(encode_sealed(info))
+        temporary.replace(self._store / "run.json")
+
+    def _sample_memory(self) -> None:
+        process = psutil.Process()
+        while True:
+            with suppress(psutil.Error):
+                self._memory = tree_memory(process)
+            self._peak = max(self._peak, self._memory)
+            if self._stop.wait(0.5):
+                return
+
+    def _current(self, *, completed: bool | None) -> list[AttemptInfo]:
+        if self._snapshot is None or self._tally is None:
+            return []
+        attempt = AttemptInfo(
+            pid=os.getpid(),
+            started=self._started,
+            completed=completed,
+            peak_memory_bytes=self._peak,
+            num_recycled=self._tally.num_recycled,
+            num_retried=self._tally.num_retried,
+            last=self._snapshot,
+        )
+        return [attempt]
+
+    def _write_attempts(self, *, completed: bool | None) -> None:
+        """Best effort: a full disk must not hide the error that matters."""
+        path = self._store / ".tasks" / "progress.json"
+        with suppress(OSError):
+            temporary = path.with_suffix(".json.tmp")
+            temporary.write_bytes(msgspec.json.encode([*self._attempts, *self._current(completed=completed)]))
+            temporary.replace(path)
+
+    def _earlier_attempts(self) -> list[AttemptInfo]:
+        try:
+            data = (self._store / ".tasks" / "progress.json").read_bytes()
+            earlier = msgspec.json.decode(data, type=list[AttemptInfo])
+        except (OSError, msgspec.MsgspecError):
+            return []
+        return [attempt if attempt.completed else msgspec.structs.replace(attempt, completed=False) for attempt in earlier]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -1,0 +1,204 @@
+"""Planning a run: which inputs, cut into which tasks, before any worker is chosen.
+
+A task is a span of input cut by size alone, so shard names and contents never depend on
+workers or timing. Three kinds of input give three kinds of task:
+
+- plain JSON lines and text, and Parquet: ranges of bytes, or of row groups;
+- small inputs of any kind: several whole ones share a task;
+- large inputs that can only be read front to back (compressed ones, JSON arrays): a
+  `Stream`, which is cut into tasks while it is being decompressed, every `task_bytes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from tokenmill.errors import DataError
+from tokenmill.files import detect_compression, fingerprint, relative_names
+from tokenmill.pipeline.settings import Settings
+from tokenmill.readers import detect_format, reader_for
+from tokenmill.readers.base import ReadOptions
+from tokenmill.readers.parquet import ParquetReader
+
+__all__ = ["InputFile", "Plan", "Span", "Stream", "Task", "default_task_bytes", "inspect_inputs", "make_plan"]
+
+COMPRESSION_RATIO = 4
+"""Text is taken to be this many times larger than its compressed file, when tasks are sized."""
+HEAD_BYTES = 1 << 16
+TASKS_PER_RUN = 192
+SMALLEST_TASK, LARGEST_TASK = 4 << 20, 256 << 20
+
+
+class InputFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One input as it was found when the run was planned."""
+
+    path: str
+    name: str
+    bytes: int
+    fingerprint: str
+    mtime_ns: int
+    format: str
+    compression: str
+
+    @property
+    def text_bytes(self) -> int:
+        """About how much text it holds: exact for plain files, an estimate for compressed ones."""
+        return self.bytes if self.compression == "none" else self.bytes * COMPRESSION_RATIO
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A part of one input: bytes of decompressed text, or rows. `stop` None is the input's end."""
+
+    input: int
+    start: int = 0
+    stop: int | None = None
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One unit of tokenizing. `input` and `number` name its shards."""
+
+    input: int
+    number: int
+    spans: list[Span]
+    bytes: int
+    """Size on disk of what it reads, for progress and for the order of work."""
+    spool: str | None = None
+    """A file with the text of the one span, when a feeder has decompressed it."""
+    first_line: int = 0
+    damage: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What its shards and journal entry are called."""
+        return f"{self.input:05d}-{self.number:04d}"
+
+
+class Stream(msgspec.Struct, frozen=True):
+    """A large input that is cut into tasks as it is read front to back."""
+
+    input: int
+    stop: int | None = None
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The work of a run."""
+
+    inputs: list[InputFile]
+    tasks: list[Task]
+    streams: list[Stream]
+
+
+def default_task_bytes(inputs: Iterable[InputFile]) -> int:
+    """About 192 tasks, each of 4 to 256 MiB of text: 64 cores have three apiece on 10 GB."""
+    text_bytes = sum(file.text_bytes for file in inputs)
+    wanted = min(max(text_bytes // TASKS_PER_RUN, SMALLEST_TASK), LARGEST_TASK)
+    return max(wanted >> 20 << 20, SMALLEST_TASK)
+
+
+def inspect_inputs(paths: Sequence[Path], format: str, options: ReadOptions) -> list[InputFile]:
+    """Look at each input: size, content fingerprint, compression and format."""
+    names = relative_names(paths)
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(lambda pair: _inspect(pair[0], pair[1], format, options), zip(paths, names, strict=True)))
+
+
+def _inspect(path: Path, name: str, format: str, options: ReadOptions) -> InputFile:
+    try:
+        status = path.stat()
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+        compression = detect_compression(head, str(path))
+        return InputFile(
+            path=str(path.absolute()),
+            name=name,
+            bytes=status.st_size,
+            fingerprint=fingerprint(path),
+            mtime_ns=status.st_mtime_ns,
+            format=detect_format(path, head, options) if format == "auto" else format,
+            compression=compression,
+        )
+    except OSError as error:
+        raise DataError(str(path), f"cannot be read: {error.strerror}") from None
+
+
+def make_plan(inputs: list[InputFile], settings: Settings) -> Plan:
+    """Cut the inputs into tasks; the result depends on their sizes and the settings alone."""
+    plan = Plan(inputs, [], [])
+    cutter = _Cutter(plan, settings)
+    remaining = settings.limit
+    for number, file in enumerate(inputs):
+        stop = None
+        if remaining is not None:
+            if remaining <= 0:
+                break
+            count, stop = _count_documents(file, settings.reading, remaining)
+            remaining -= count
+        cutter.add(number, file, stop)
+    cutter.close()
+    return plan
+
+
+class _Cutter:
+    """Turns inputs into tasks one after another, joining small neighbours."""
+
+    def __init__(self, plan: Plan, settings: Settings) -> None:
+        self._plan = plan
+        self._options = settings.reading
+        self._task_bytes = settings.task_bytes
+        self._group: list[Span] = []
+        self._group_text = 0
+        self._group_bytes = 0
+
+    def add(self, number: int, file: InputFile, stop: int | None) -> None:
+        reader = reader_for(file.format, self._options)
+        if file.text_bytes <= self._task_bytes or self._options.whole_files:
+            self._add_to_group(number, file, stop)
+            return
+        self.close()
+        if isinstance(reader, ParquetReader):
+            ranges = reader.plan(Path(file.path), self._task_bytes)
+            self._add_ranges(number, file, [(a, b if stop is None else min(b, stop)) for a, b in ranges if stop is None or a < stop])
+        elif file.compression == "none" and reader.splittable:
+            size = file.bytes if stop is None else min(stop, file.bytes)
+            starts = range(0, size, self._task_bytes)
+            self._add_ranges(number, file, [(start, min(start + self._task_bytes, size)) for start in starts])
+        else:
+            self._plan.streams.append(Stream(number, stop))
+
+    def close(self) -> None:
+        """End the task of small inputs that is being filled."""
+        if self._group:
+            first = self._group[0].input
+            self._plan.tasks.append(Task(input=first, number=0, spans=self._group, bytes=self._group_bytes))
+        self._group, self._group_text, self._group_bytes = [], 0, 0
+
+    def _add_to_group(self, number: int, file: InputFile, stop: int | None) -> None:
+        if self._group_text + file.text_bytes > self._task_bytes:
+            self.close()
+        self._group.append(Span(number, 0, stop))
+        self._group_text += file.text_bytes
+        self._group_bytes += file.bytes
+
+    def _add_ranges(self, number: int, file: InputFile, ranges: list[tuple[int, int]]) -> None:
+        whole = max(1, ranges[-1][1]) if ranges else 1
+        for index, (start, stop) in enumerate(ranges):
+            size = file.bytes * stop // whole - file.bytes * start // whole
+            self._plan.tasks.append(Task(input=number, number=index, spans=[Span(number, start, stop)], bytes=size))
+
+
+def _count_documents(file: InputFile, options: ReadOptions, most: int) -> tuple[int, int | None]:
+    """How many documents an input has, up to `most`, and where the one after them starts."""
+    from tokenmill.pipeline.reading import read_span
+
+    count = 0
+    for batch in read_span(file, Span(0), options):
+        starts = np.concatenate([batch.positions, [reject.position for reject in batch.rejects]]).astype(np.int64)
+        if count + len(starts) > most:
+            return most, int(np.sort(starts)[most - count])
+        count += len(starts)
+    return count, None

@@ -1,0 +1,86 @@
+"""Reading one span of one input, whatever its format and compression, as batches of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenmill.batch import Reject, TextBatch
+from tokenmill.files import open_stream
+from tokenmill.pipeline.plan import InputFile, Span, Task
+from tokenmill.readers import reader_for
+from tokenmill.readers.base import ReadOptions
+from tokenmill.readers.parquet import ParquetReader
+
+__all__ = ["TextStream", "line_number", "read_span", "read_spool"]
+
+
+def read_span(file: InputFile, span: Span, options: ReadOptions) -> Iterator[TextBatch]:
+    """The documents that start inside a span, in input order.
+
+    Damage does not raise: what was readable comes first, then a reject that says what is wrong.
+    """
+    path = Path(file.path)
+    reader = reader_for(file.format, options)
+    if isinstance(reader, ParquetReader):
+        stop = reader.num_rows(path) if span.stop is None else span.stop
+        yield from reader.read_range(path, span.start, stop)
+    elif file.compression == "none" and reader.splittable:
+        yield from reader.read_range(path, span.start, file.bytes if span.stop is None else span.stop)
+    else:
+        yield from reader.read_stream(TextStream(file, options, stop=span.stop))
+
+
+def read_spool(file: InputFile, task: Task, options: ReadOptions) -> Iterator[TextBatch]:
+    """The documents of a task that a feeder has written to a file of its own."""
+    assert task.spool is not None
+    reader = reader_for(file.format, options)
+    assert not isinstance(reader, ParquetReader)
+    yield from reader.read_stream(open_stream(Path(task.spool), "none"), position=task.spans[0].start)
+
+
+class TextStream:
+    """An input read front to back as delimited documents, up to byte `stop` of them."""
+
+    def __init__(self, file: InputFile, options: ReadOptions, *, stop: int | None = None) -> None:
+        reader = reader_for(file.format, options)
+        assert not isinstance(reader, ParquetReader)
+        self._input = open_stream(Path(file.path), file.compression)
+        self._documents = reader.adapt(self._input)
+        self._left = stop
+
+    @property
+    def consumed(self) -> int:
+        """How many bytes of the file on disk have been read."""
+        return self._input.consumed
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; `b""` at the end."""
+        if self._left is None:
+            return self._documents.read(size)
+        data = self._documents.read(min(size, self._left)) if self._left else b""
+        self._left -= len(data)
+        return data
+
+
+def line_number(file: InputFile, task: Task, reject: Reject) -> int | None:
+    """The line of a reject in its whole input, from 1; None where lines mean nothing."""
+    if file.format == "parquet":
+        return reject.position + 1
+    if reject.line < 0:
+        return None
+    if task.spool is not None:
+        return task.first_line + reject.line + 1
+    span = task.spans[0]
+    if len(task.spans) > 1 or span.start == 0:
+        return reject.line + 1
+    return _count_line_ends(Path(file.path), reject.position) + 1
+
+
+def _count_line_ends(path: Path, stop: int) -> int:
+    count = 0
+    with path.open("rb", buffering=0) as file:
+        while stop > 0 and (data := file.read(min(stop, 1 << 22))):
+            count += data.count(b"\n")
+            stop -= len(data)
+    return count

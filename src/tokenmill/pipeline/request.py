@@ -1,0 +1,127 @@
+"""A run as the user asks for it: the flags of `tokenmill tokenize`, by their Python names.
+
+The command line, a YAML file and `tokenmill.tokenize` all end here, so that a flag is named,
+checked and explained in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from tokenmill.engines import SpecialTokens, Tokenizer
+from tokenmill.errors import UsageError
+from tokenmill.machine import parse_bytes
+from tokenmill.pipeline.plan import InputFile, default_task_bytes
+from tokenmill.pipeline.settings import OnError, Settings, TokenPolicy
+from tokenmill.readers.base import ReadOptions
+
+__all__ = ["Request"]
+
+
+class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Every flag of a run. Sizes may be written as `512MB`."""
+
+    inputs: list[str]
+    out: str
+    tokenizer: str
+    text_key: str = "text"
+    keep_keys: list[str] = []
+    format: Literal["auto", "jsonl", "json", "parquet", "text"] = "auto"
+    separator: str | None = None
+    whole_files: bool = False
+    max_document_bytes: str | int = "256MB"
+    eos: bool = True
+    bos: bool | None = None
+    eos_token: str | None = None
+    bos_token: str | None = None
+    special_tokens: SpecialTokens = "as-text"
+    val_fraction: float = 0.0
+    seed: int = 0
+    limit: int | None = None
+    task_bytes: str | int | None = None
+    workers: int | Literal["auto"] = "auto"
+    memory: str | int = "auto"
+    batch_size: int | None = None
+    engine: str = "auto"
+    on_error: OnError = "fail"
+    max_errors: int | None = None
+    overwrite: bool = False
+
+    @classmethod
+    def from_flags(cls, flags: Mapping[str, Any]) -> Request:
+        """Check names, types and choices; the error names the flag."""
+        known = set(cls.__struct_fields__)
+        for name in flags:
+            if name not in known:
+                raise UsageError(f"{_flag(name)} is not a flag of tokenize; see tokenmill tokenize --help")
+        try:
+            return msgspec.convert(dict(flags), cls)
+        except msgspec.ValidationError as error:
+            raise UsageError(_explain(str(error))) from None
+
+    def reading(self) -> ReadOptions:
+        """How documents are found in the inputs."""
+        if self.separator is not None and self.whole_files:
+            raise UsageError("--separator and --whole-files exclude each other: pass one of them")
+        return ReadOptions(
+            text_key=self.text_key,
+            keep_keys=tuple(self.keep_keys),
+            separator=self.separator,
+            whole_files=self.whole_files,
+            max_document_bytes=_size(self.max_document_bytes, "--max-document-bytes"),
+        )
+
+    def policy(self, tokenizer: Tokenizer) -> TokenPolicy:
+        """Which ids go around documents: what the user says, else what the tokenizer's files say."""
+        bos, eos = tokenizer.bos_id, tokenizer.eos_id
+        if self.bos_token is not None:
+            bos = tokenizer.token_id(self.bos_token, "--bos-token")
+        if self.eos_token is not None:
+            eos = tokenizer.token_id(self.eos_token, "--eos-token")
+        wants_bos = tokenizer.adds_bos or self.bos_token is not None if self.bos is None else self.bos
+        if wants_bos and bos is None:
+            raise UsageError(f"{tokenizer.name} names no beginning-of-text token; pass --bos-token TOKEN, or --no-bos")
+        if self.eos and eos is None:
+            raise UsageError(f"{tokenizer.name} names no end-of-text token; pass --eos-token TOKEN, or --no-eos")
+        return TokenPolicy(
+            bos_id=bos if wants_bos else None, eos_id=eos if self.eos else None, special_tokens=self.special_tokens
+        )
+
+    def settings(self, tokenizer: Tokenizer, inputs: list[InputFile]) -> Settings:
+        """The content flags, with automatic values decided."""
+        task_bytes = default_task_bytes(inputs)
+        if self.task_bytes is not None:
+            task_bytes = _size(self.task_bytes, "--task-bytes")
+        settings = Settings(
+            tokenizer_sha256=tokenizer.sha256,
+            policy=self.policy(tokenizer),
+            reading=self.reading(),
+            format=self.format,
+            val_fraction=self.val_fraction,
+            seed=self.seed,
+            limit=self.limit,
+            task_bytes=task_bytes,
+        )
+        settings.check()
+        return settings
+
+    def memory_bytes(self) -> int | None:
+        """The budget the user set, or None."""
+        return None if self.memory == "auto" else _size(self.memory, "--memory")
+
+
+def _size(value: str | int, flag: str) -> int:
+    return value if isinstance(value, int) else parse_bytes(value, flag)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _explain(message: str) -> str:
+    """`Expected ..., got ... - at `$.on_error`` with the flag in front."""
+    text, _, where = message.partition(" - at `$.")
+    return f"{_flag(where.rstrip('`'))}: {text}" if where else text

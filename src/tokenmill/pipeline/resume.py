@@ -1,0 +1,131 @@
+"""Where a directory stands: empty, unfinished or finished, and whether this request may go on there.
+
+A store is one request's work. The same command continues it or finds it done; a command with
+other inputs or content flags is refused with the difference named, because mixing them would
+give a store that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenmill.engines import Tokenizer
+from tokenmill.errors import StoreError
+from tokenmill.pipeline.journal import Journal, SavedPlan, TaskRecord
+from tokenmill.pipeline.plan import InputFile
+from tokenmill.pipeline.settings import Settings
+from tokenmill.store.manifest import MANIFEST, Manifest, read_manifest
+
+__all__ = ["Standing", "begin_or_resume"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What earlier attempts left."""
+
+    manifest: Manifest | None = None
+    """The store is finished, and by the same request."""
+    done: dict[str, TaskRecord] = field(default_factory=dict)
+    ended_streams: dict[int, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def begin_or_resume(
+    store: Path, settings: Settings, files: list[InputFile], tokenizer: Tokenizer, *, overwrite: bool
+) -> Standing:
+    """Decide what is left to do in a directory, and prepare it."""
+    journal = Journal(store)
+    if overwrite:
+        _erase(store)
+    if (store / MANIFEST).exists():
+        manifest = read_manifest(store)
+        described = [(file.path, file.bytes, file.fingerprint) for file in manifest.inputs]
+        _refuse_differences(store, manifest.settings, settings.flags(), described, files, manifest.tokenizer.name)
+        journal.remove()
+        return Standing(manifest)
+    if not journal.exists():
+        tokenizer.save(store / "tokenizer")
+        journal.begin(SavedPlan(settings.flags(), files))
+        journal.sweep({})
+        return Standing()
+    saved = journal.saved_plan()
+    described = [(file.name, file.bytes, file.fingerprint) for file in saved.inputs]
+    _refuse_differences(store, saved.settings, settings.flags(), described, files, "another tokenizer")
+    tokenizer.save(store / "tokenizer")
+    return _resume(journal, saved, settings, files)
+
+
+def _resume(journal: Journal, saved: SavedPlan, settings: Settings, files: list[InputFile]) -> Standing:
+    """Keep finished tasks, except those of inputs that were touched since: those are done again."""
+    touched = {i for i, (old, new) in enumerate(zip(saved.inputs, files, strict=True)) if old.mtime_ns != new.mtime_ns}
+    notes = []
+    done = {}
+    redone = 0
+    for record in journal.records():
+        if touched.intersection(record.inputs):
+            journal.forget(record)
+            redone += 1
+        else:
+            done[record.name] = record
+    if redone:
+        names = ", ".join(files[i].name for i in sorted(touched)[:3])
+        notes.append(f"{names}: modified since the run began; its {redone} finished tasks are done again")
+    if touched:
+        journal.begin(SavedPlan(settings.flags(), files))
+    if done:
+        notes.append(f"continuing: {len(done):,} tasks are already done")
+    journal.sweep(done)
+    ended = {number: count for number, count in journal.ended_streams().items() if number not in touched}
+    return Standing(None, done, ended, tuple(notes))
+
+
+def _refuse_differences(
+    store: Path,
+    before: dict[str, Any],
+    now: dict[str, Any],
+    inputs_before: list[tuple[str, int, str]],
+    files: list[InputFile],
+    tokenizer_before: str,
+) -> None:
+    advice = "Use another directory, or --overwrite"
+    for flag, value in now.items():
+        old = before.get(flag)
+        if old == value:
+            continue
+        if flag == "tokenizer":
+            raise StoreError(
+                f"{store} was tokenized with {tokenizer_before} ({str(old)[:6]}); this run's tokenizer is another one "
+                f"({str(value)[:6]}). {advice}"
+            )
+        if flag == "task-bytes" and len(inputs_before) != len(files):
+            continue
+        raise StoreError(f"{store} was made with --{flag} {_show(old)}; this run has {_show(value)}. {advice}")
+    names_before = [name for name, _, _ in inputs_before]
+    names_now = [file.name for file in files]
+    if names_before != names_now:
+        gone = [name for name in names_before if name not in set(names_now)]
+        added = [name for name in names_now if name not in set(names_before)]
+        difference = f"without {gone[0]}" if gone else f"with {added[0]} added" if added else "in another order"
+        raise StoreError(
+            f"{store} was made from {len(names_before)} inputs; this run has {len(names_now)}, {difference}. {advice}"
+        )
+    for (name, size, mark), file in zip(inputs_before, files, strict=True):
+        if size != file.bytes:
+            raise StoreError(f"{name} had {size} bytes when {store} was begun and has {file.bytes} now. {advice}")
+        if mark != file.fingerprint:
+            raise StoreError(f"{name} has other content than when {store} was begun, at the same size. {advice}")
+
+
+def _show(value: Any) -> str:
+    return "not set" if value is None else repr(value) if isinstance(value, str) else str(value)
+
+
+def _erase(store: Path) -> None:
+    """Remove a store, the manifest first, so that a kill in between leaves no store that looks whole."""
+    for name in (MANIFEST, "run.json", "rejects.jsonl"):
+        (store / name).unlink(missing_ok=True)
+    for name in (".tasks", "train", "val", "tokenizer"):
+        shutil.rmtree(store / name, ignore_errors=True)

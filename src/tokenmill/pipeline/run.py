@@ -1,0 +1,305 @@
+"""`tokenize`: from a request to a finished store.
+
+    inspect inputs -> take the directory -> resume or begin -> parity gate -> tasks -> manifest
+
+Each step refuses what it must not touch, in a sentence, before it changes anything. Whatever
+ends a run early leaves a directory that the same command continues.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from tokenmill.engines import Choice, Tokenizer, choose, load_tokenizer
+from tokenmill.errors import StoreError, TokenmillError
+from tokenmill.executors.base import Death
+from tokenmill.executors.local import LocalExecutor
+from tokenmill.files import expand_inputs
+from tokenmill.pipeline.budget import Budget, make_budget
+from tokenmill.pipeline.finish import finish
+from tokenmill.pipeline.journal import Journal, Lock, TaskRecord
+from tokenmill.pipeline.messages import Failed, GateResult, RunGate, decode_from_worker, encode
+from tokenmill.pipeline.observer import Observer
+from tokenmill.pipeline.plan import InputFile, Plan, inspect_inputs, make_plan
+from tokenmill.pipeline.request import Request
+from tokenmill.pipeline.resume import Standing, begin_or_resume
+from tokenmill.pipeline.scheduler import SERVE, Scheduler
+from tokenmill.pipeline.settings import Settings
+from tokenmill.pipeline.task import Job
+from tokenmill.pipeline.worker import WarmJob
+from tokenmill.progress import Display, Silence
+from tokenmill.store.manifest import Manifest
+from tokenmill.store.store import TokenStore
+
+__all__ = ["Interrupted", "tokenize"]
+
+WORKER = "tokenmill.pipeline.worker"
+
+
+class Interrupted(TokenmillError):
+    """A signal ended the run; the directory can be continued."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number
+
+
+def tokenize(
+    inputs: str | Path | list[str] | list[Path],
+    out: str | Path,
+    *,
+    tokenizer: str,
+    display: Display | None = None,
+    **flags: Any,
+) -> TokenStore:
+    """Tokenize text files into a store, or continue a run that was stopped.
+
+    `flags` are those of `tokenmill tokenize` with underscores: `text_key`, `workers`, `memory`,
+    `val_fraction`, `on_error`, ... Calling it again on a finished store opens the store.
+    """
+    several = [inputs] if isinstance(inputs, (str, Path)) else inputs
+    names = [str(item) for item in several]
+    request = Request.from_flags({"inputs": names, "out": str(out), "tokenizer": str(tokenizer), **flags})
+    run(request, display or Silence())
+    return TokenStore(Path(request.out))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run, and how it went; `observer` is None when there was nothing left to do."""
+
+    manifest: Manifest
+    observer: Observer | None
+
+
+def run(request: Request, display: Display) -> Outcome:
+    """Carry out a request. Signals end it cleanly, also in the middle of a task."""
+    with _signals_raise(), _nursery() as executor:
+        paths = expand_inputs(request.inputs)
+        tokenizer = load_tokenizer(request.tokenizer)
+        choice = choose(tokenizer, request.engine, request.special_tokens)
+        policy = request.policy(tokenizer)
+        files = inspect_inputs(paths, request.format, request.reading())
+        settings = request.settings(tokenizer, files)
+        store = _prepare_directory(Path(request.out))
+        lock = Lock(store)
+        lock.acquire()
+        try:
+            standing = begin_or_resume(store, settings, files, tokenizer, overwrite=request.overwrite)
+            if standing.manifest is not None:
+                return Outcome(standing.manifest, None)
+            for note in (*standing.notes, *([choice.note] if choice.note else [])):
+                display.say(note, style="yellow")
+            attempt = _Attempt(request, display, executor, tokenizer, choice, files, settings, standing)
+            return attempt.carry_out()
+        finally:
+            lock.release()
+
+
+class _Attempt:
+    """One attempt at a run that is not finished yet."""
+
+    def __init__(
+        self,
+        request: Request,
+        display: Display,
+        executor: LocalExecutor,
+        tokenizer: Tokenizer,
+        choice: Choice,
+        files: list[InputFile],
+        settings: Settings,
+        standing: Standing,
+    ) -> None:
+        self._request = request
+        self._display = display
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._choice = choice
+        self._files = files
+        self._settings = settings
+        self._standing = standing
+        self._store = Path(request.out)
+        self._journal = Journal(self._store)
+
+    def carry_out(self) -> Outcome:
+        budget = make_budget(self._request, len(self._tokenizer.files.get(self._tokenizer.main_file, b"")))
+        job = self._job(self._choice.engine, budget)
+        self._executor.warm(f"{WORKER}:warm", msgspec.json.encode(self._warm_job(job)))
+        plan = make_plan(self._files, self._settings)
+        observer = Observer(self._store, self._display, budget)
+        try:
+            result = self._hold_gate(job)
+            job = self._settle(job, result)
+            _introduce(self._display, self._tokenizer, job, result, budget)
+            scheduler = Scheduler(
+                self._executor,
+                job,
+                plan,
+                self._journal,
+                num_workers=budget.num_workers,
+                spool=budget.spool_folder(self._store, self._settings.task_bytes),
+                max_errors=self._request.max_errors,
+                observe=observer.observe,
+                say=lambda text: self._display.say(text, style="yellow"),
+            )
+            scheduler.run(self._standing.done, self._standing.ended_streams)
+        except BaseException as error:
+            self._executor.close()
+            observer.close(completed=False)
+            self._journal.sweep({record.name: record for record in self._journal.records()})
+            raise _in_words(error, self._store) from None
+        self._executor.close()
+        observer.close(completed=True)
+        manifest = finish(
+            self._journal,
+            settings=self._settings,
+            inputs=self._files,
+            tokenizer=self._tokenizer,
+            engine=job.engine,
+            parity=result.parity if result.parity.num_documents or result.parity.num_awkward else None,
+        )
+        observer.write_run_file()
+        return Outcome(manifest, observer)
+
+    def _job(self, engine: str, budget: Budget) -> Job:
+        return Job(
+            store=str(self._store),
+            inputs=self._files,
+            settings=self._settings,
+            engine=engine,
+            vocab_size=self._tokenizer.vocab_size,
+            special_ids=sorted(self._tokenizer.special_tokens.values()),
+            on_error=self._request.on_error,
+            batch_size=self._request.batch_size,
+            worker_bytes=budget.worker_bytes,
+        )
+
+    def _warm_job(self, job: Job) -> WarmJob:
+        return WarmJob(job.store, job.engine, self._settings.policy.special_tokens, self._tokenizer.sha256)
+
+    def _hold_gate(self, job: Job) -> GateResult:
+        """Run the parity gate in a process of its own, whose memory goes with it."""
+        worker = self._executor.launch("gate", SERVE, msgspec.msgpack.encode(job))
+        worker.send(encode(RunGate()))
+        while True:
+            for event in self._executor.wait(1.0):
+                if isinstance(event, Death):
+                    raise TokenmillError(f"the parity gate {event.how}; run the same command again to continue")
+                message = decode_from_worker(event.data)
+                if isinstance(message, Failed):
+                    raise message.to_error()
+                if isinstance(message, GateResult):
+                    worker.kill()
+                    return message
+
+    def _settle(self, job: Job, result: GateResult) -> Job:
+        """Go on with the engine, or with its reference when the gate found a difference."""
+        parity = result.parity
+        if parity.num_mismatches == 0:
+            return job
+        found = (
+            f"{job.engine} differs from {parity.reference} on {parity.num_mismatches} of "
+            f"{parity.num_documents + parity.num_awkward} texts, for example {parity.example!r}"
+        )
+        if self._choice.named:
+            raise TokenmillError(f"{found}; use --engine auto")
+        self._display.say(f"{found}; using {parity.reference}, which is slower", style="bold red")
+        return msgspec.structs.replace(job, engine=parity.reference)
+
+
+def _introduce(display: Display, tokenizer: Tokenizer, job: Job, result: GateResult, budget: Budget) -> None:
+    """The first screen: what will be written, so that a wrong EOS is seen in the first second."""
+    parity = result.parity
+    display.say(f"tokenizer  {tokenizer.name} ({tokenizer.kind}), {tokenizer.vocab_size:,} tokens")
+    if parity.num_mismatches == 0 and parity.num_documents:
+        display.say(
+            f"engine     {job.engine}: ids equal {parity.reference}'s on {parity.num_documents:,} of your documents "
+            f"({parity.num_bytes / 1e6:.1f} MB) and {parity.num_awkward:,} awkward strings"
+        )
+    else:
+        display.say(f"engine     {job.engine}")
+    policy = job.settings.policy
+    display.say(f"documents  BOS {_name(policy.bos_id)}, EOS {_name(policy.eos_id)}, special tokens {policy.special_tokens}")
+    if result.preview:
+        pieces = "".join(f"{piece}[{token}]" for token, piece in result.preview)
+        display.say(f"first one  {result.preview_tokens:,} tokens: {pieces}")
+    display.say(f"workers    {budget.num_workers}, {budget.memory_bytes / 1e9:.1f} GB of memory")
+
+
+def _name(token: int | None) -> str:
+    return "none" if token is None else str(token)
+
+
+def _prepare_directory(store: Path) -> Path:
+    """Make the directory, and refuse one that holds something else."""
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        present = {path.name for path in store.iterdir()}
+        if not os.access(store, os.W_OK):
+            raise StoreError(f"{store} cannot be written; choose another directory with -o")
+    except FileExistsError:
+        raise StoreError(f"{store} is a file; choose a directory with -o") from None
+    except OSError as error:
+        raise StoreError(f"{store} cannot be written: {error.strerror}; choose another directory with -o") from None
+    ours = {"manifest.json", ".tasks", ".lock", ".workers.lock", "tokenizer", "train", "val", "rejects.jsonl", "run.json"}
+    if present - ours and not present & {"manifest.json", ".tasks"}:
+        raise StoreError(f"{store} is not empty and not a token store; choose another directory with -o")
+    return store
+
+
+def _in_words(error: BaseException, store: Path) -> BaseException:
+    """What the user reads when a run ends early."""
+    if isinstance(error, _Signal):
+        return Interrupted(
+            f"stopped by {signal.Signals(error.number).name}; run the same command again to continue {store}", error.number
+        )
+    if isinstance(error, OSError):
+        return Failed.from_error(error).to_error()
+    return error
+
+
+class _Signal(BaseException):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into an exception, in the main thread of a program."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(number: int, _frame: FrameType | None) -> None:
+        raise _Signal(number)
+
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except _Signal as stopped:
+        raise Interrupted(f"stopped by {signal.Signals(stopped.number).name}", stopped.number) from None
+    finally:
+        for number, handling in previous.items():
+            signal.signal(number, handling)
+
+
+@contextmanager
+def _nursery() -> Iterator[LocalExecutor]:
+    """An executor that imports while the run is being planned, and is gone afterwards."""
+    executor = LocalExecutor()
+    executor.warm(f"{WORKER}:preload", b"")
+    try:
+        yield executor
+    finally:
+        executor.close()

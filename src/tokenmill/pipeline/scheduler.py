@@ -1,0 +1,262 @@
+"""Who does what, when: hands tasks to workers, largest first, and keeps every core busy.
+
+Plain files and Parquet are tasks from the start. A large compressed input is read by a
+*feeder*, which decompresses it into *slots*, files of one task each that workers take over; so
+one compressed file occupies all cores, and memory and disk in between are bounded by the
+number of slots. A worker that dies is named and its task is tried once more.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.errors import TokenmillError
+from tokenmill.executors.base import Death, Executor, Worker
+from tokenmill.pipeline.journal import Journal, TaskRecord
+from tokenmill.pipeline.messages import (
+    Cut,
+    Done,
+    Failed,
+    FeedStream,
+    FromWorker,
+    NeedSlot,
+    Progress,
+    RunTask,
+    Slot,
+    StreamEnded,
+    decode_from_worker,
+    encode,
+)
+from tokenmill.pipeline.plan import Plan, Stream, Task
+from tokenmill.pipeline.stages import Stages
+from tokenmill.pipeline.task import Job
+
+__all__ = ["Scheduler", "Tally"]
+
+WAIT_SECONDS = 0.2
+SERVE = "tokenmill.pipeline.worker:serve"
+
+
+class Tally(msgspec.Struct):
+    """How far a run has come; what progress bars and `status` show."""
+
+    total_bytes: int
+    """Size of the inputs on disk."""
+    done_bytes: int = 0
+    resumed_bytes: int = 0
+    """Of these, what earlier attempts had finished."""
+    work: Stages = msgspec.field(default_factory=Stages)
+    num_workers: int = 0
+    num_feeders: int = 0
+    num_tasks_done: int = 0
+    num_recycled: int = 0
+    num_retried: int = 0
+
+
+class Scheduler:
+    """Runs the tasks of a plan that are not done yet on an executor's workers."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        job: Job,
+        plan: Plan,
+        journal: Journal,
+        *,
+        num_workers: int,
+        spool: Path,
+        max_errors: int | None = None,
+        observe: Callable[[Tally], None] = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._executor = executor
+        self._job = job
+        self._payload = msgspec.msgpack.encode(job)
+        self._plan = plan
+        self._journal = journal
+        self._num_workers = num_workers
+        self._max_errors = max_errors
+        self._observe = observe
+        self._say = say
+        self.tally = Tally(sum(file.bytes for file in plan.inputs))
+        self._pending: list[tuple[int, int, int, Task]] = []
+        self._spooled: deque[Task] = deque()
+        self._streams: deque[Stream] = deque()
+        self._idle: list[Worker] = []
+        self._running: dict[Worker, Task] = {}
+        self._feeding: dict[Worker, Stream] = {}
+        self._held_slot: dict[Worker, str] = {}
+        self._hungry: deque[Worker] = deque()
+        self._free_slots = [str(spool / f"slot-{i}") for i in range(num_workers + 2)]
+        self._attempts: dict[str, int] = {}
+        self._done: dict[str, TaskRecord] = {}
+        self._finished_streams: dict[int, int] = {}
+        self._partial: dict[Worker, int] = {}
+        self._num_rejects = 0
+
+    def run(self, done: dict[str, TaskRecord], ended_streams: dict[int, int]) -> None:
+        """Finish the plan, given what earlier attempts did; returns when every task is in the journal."""
+        self._take_stock(done, ended_streams)
+        while self._unfinished():
+            self._employ()
+            for event in self._executor.wait(WAIT_SECONDS):
+                if isinstance(event, Death):
+                    self._bury(event.worker, event.how)
+                else:
+                    self._hear(event.worker, decode_from_worker(event.data))
+            self._observe(self.tally)
+        self._observe(self.tally)
+
+    def _take_stock(self, done: dict[str, TaskRecord], ended_streams: dict[int, int]) -> None:
+        self._done = dict(done)
+        for task in self._plan.tasks:
+            if task.name in done:
+                self._count_resumed(task.bytes)
+            else:
+                heapq.heappush(self._pending, (-task.bytes, task.input, task.number, task))
+        for stream in sorted(self._plan.streams, key=lambda s: -self._plan.inputs[s.input].bytes):
+            expected = ended_streams.get(stream.input)
+            if expected is not None and self._num_done(stream.input) >= expected:
+                self._finished_streams[stream.input] = expected
+                self._count_resumed(self._plan.inputs[stream.input].bytes)
+            else:
+                self._streams.append(stream)
+        self._num_rejects = sum(sum(record.rejects.values()) for record in done.values())
+        self.tally.num_tasks_done = len(done)
+
+    def _num_done(self, input: int) -> int:
+        return sum(1 for record in self._done.values() if record.input == input)
+
+    def _count_resumed(self, size: int) -> None:
+        self.tally.done_bytes += size
+        self.tally.resumed_bytes += size
+
+    def _unfinished(self) -> bool:
+        return bool(self._pending or self._spooled or self._streams or self._running or self._feeding)
+
+    def _employ(self) -> None:
+        """Give every idle worker a task, and start feeders while workers would starve."""
+        while self._idle and (self._spooled or self._pending):
+            self._assign(self._idle.pop())
+        while len(self._running) + len(self._idle) < self._num_workers and (self._spooled or self._pending):
+            number = len(self._running) + 1
+            self._assign(self._launch(f"worker {number}"))
+        starving = not self._spooled and not self._pending and len(self._running) < self._num_workers
+        if self._streams and (not self._feeding or (starving and len(self._feeding) < self._num_workers)):
+            worker = self._launch(f"feeder {len(self._feeding) + 1}")
+            self._feed(worker, self._streams.popleft())
+        while self._hungry and self._free_slots:
+            self._grant(self._hungry.popleft())
+        self.tally.num_workers, self.tally.num_feeders = len(self._running), len(self._feeding)
+
+    def _launch(self, name: str) -> Worker:
+        return self._executor.launch(name, SERVE, self._payload)
+
+    def _assign(self, worker: Worker) -> None:
+        task = self._spooled.popleft() if self._spooled else heapq.heappop(self._pending)[3]
+        self._running[worker] = task
+        self._partial[worker] = 0
+        worker.send(encode(RunTask(task)))
+
+    def _feed(self, worker: Worker, stream: Stream) -> None:
+        self._feeding[worker] = stream
+        finished = [record.number for record in self._done.values() if record.input == stream.input]
+        under_way = [task.number for task in (*self._running.values(), *self._spooled) if task.input == stream.input]
+        worker.send(encode(FeedStream(stream, finished + under_way)))
+
+    def _grant(self, worker: Worker) -> None:
+        slot = self._free_slots.pop()
+        self._held_slot[worker] = slot
+        worker.send(encode(Slot(slot)))
+
+    def _hear(self, worker: Worker, message: FromWorker) -> None:
+        if isinstance(message, Progress):
+            self._count(worker, message)
+        elif isinstance(message, Done):
+            self._finish(worker, message.record)
+        elif isinstance(message, NeedSlot):
+            self._hungry.append(worker)
+        elif isinstance(message, Cut):
+            self._held_slot.pop(worker)
+            self._spooled.append(message.task)
+        elif isinstance(message, StreamEnded):
+            self._journal.end_stream(message.stream.input, message.num_tasks)
+            self._finished_streams[message.stream.input] = message.num_tasks
+            del self._feeding[worker]
+            self._next_stream(worker)
+        elif isinstance(message, Failed):
+            raise message.to_error()
+
+    def _next_stream(self, worker: Worker) -> None:
+        if self._streams:
+            self._feed(worker, self._streams.popleft())
+        else:
+            self._idle.append(worker)
+
+    def _count(self, worker: Worker, message: Progress) -> None:
+        """Progress is counted in input bytes on disk; a task never counts for more than its size."""
+        self.tally.work.add(message.stages)
+        self.tally.num_recycled += message.num_recycled
+        self._num_rejects += message.stages.num_rejects
+        if self._max_errors is not None and self._num_rejects > self._max_errors:
+            raise TokenmillError(
+                f"{self._num_rejects} records could not be tokenized, more than --max-errors {self._max_errors}; "
+                "see the reasons with --on-error fail, or raise the limit and run the same command again"
+            )
+        task = self._running.get(worker)
+        if task is None:
+            return
+        size = message.stages.num_bytes
+        if task.spool is not None:
+            span = task.spans[0]
+            size = size * task.bytes // max(1, (span.stop or 0) - span.start)
+        credit = min(size, task.bytes - self._partial[worker])
+        self._partial[worker] += credit
+        self.tally.done_bytes += credit
+
+    def _finish(self, worker: Worker, record: TaskRecord) -> None:
+        task = self._running.pop(worker)
+        self._done[record.name] = record
+        self.tally.num_tasks_done += 1
+        self.tally.done_bytes += task.bytes - self._partial.pop(worker)
+        if task.spool is not None:
+            self._free_slots.append(task.spool)
+        self._idle.append(worker)
+
+    def _bury(self, worker: Worker, how: str) -> None:
+        """Name a dead worker and give its work to another, once."""
+        if worker in self._idle:
+            self._idle.remove(worker)
+        if worker in self._hungry:
+            self._hungry.remove(worker)
+        self.tally.num_retried += 1
+        if worker in self._feeding:
+            stream = self._feeding.pop(worker)
+            if worker in self._held_slot:
+                self._free_slots.append(self._held_slot.pop(worker))
+            self._retry(worker, how, f"reading {self._plan.inputs[stream.input].name}", f"stream {stream.input}")
+            self._streams.appendleft(stream)
+        elif worker in self._running:
+            task = self._running.pop(worker)
+            self.tally.done_bytes -= self._partial.pop(worker)
+            self._retry(worker, how, f"task {task.name} of {self._plan.inputs[task.input].name}", task.name)
+            if task.spool is not None:
+                self._spooled.appendleft(task)
+            else:
+                heapq.heappush(self._pending, (-task.bytes, task.input, task.number, task))
+
+    def _retry(self, worker: Worker, how: str, what: str, key: str) -> None:
+        self._attempts[key] = self._attempts.get(key, 0) + 1
+        if self._attempts[key] > 1:
+            raise TokenmillError(
+                f"{worker.name} (process {worker.pid}) {how} at {what}, which had already killed a worker before; "
+                "give it more memory (--memory, fewer --workers) and run the same command again"
+            )
+        self._say(f"{worker.name} (process {worker.pid}) {how} at {what}; trying it again")
+        time.sleep(0.05)

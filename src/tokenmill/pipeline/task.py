@@ -1,0 +1,289 @@
+"""Running one task: a span of text becomes shards, then a journal entry.
+
+    read a batch -> encode -> put BOS and EOS around -> choose the split -> write
+    ... at the end: sync, name the shards, sync the directory, enter the task in the journal
+
+This is the inner loop of tokenmill, in one process, with no knowledge of the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tokenmill.batch import IntArray, Reject, TextBatch, TokenBatch
+from tokenmill.engines.base import Engine
+from tokenmill.errors import DataError
+from tokenmill.files import sync_directory
+from tokenmill.pipeline.journal import Journal, StoredReject, TaskRecord
+from tokenmill.pipeline.plan import InputFile, Span, Task
+from tokenmill.pipeline.reading import line_number, read_span, read_spool
+from tokenmill.pipeline.stages import Stages
+from tokenmill.pipeline.settings import OnError, Settings, TokenPolicy
+from tokenmill.store.shard import DTYPES, ShardWriter, dtype_for
+
+__all__ = ["Job", "TaskRunner", "surround"]
+
+SHORT_DOCUMENT = 128
+"""Below this mean number of tokens a mask places documents faster than one copy each."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a process needs to run any task of a run."""
+
+    store: str
+    inputs: list[InputFile]
+    settings: Settings
+    engine: str
+    vocab_size: int
+    special_ids: list[int]
+    on_error: OnError
+    batch_size: int | None
+    worker_bytes: int
+    """How much memory one worker may take."""
+
+
+class TaskRunner:
+    """Runs tasks of one job with one engine. `report` is called after every batch."""
+
+    def __init__(self, job: Job, engine: Engine, report: Callable[[Stages], None]) -> None:
+        self._job = job
+        self._engine = engine
+        self._report = report
+        self._journal = Journal(Path(job.store))
+        self._dtype = dtype_for(job.vocab_size)
+        self._special_ids = _special_table(job) if job.settings.policy.special_tokens != "as-text" else None
+
+    def run(self, task: Task, run: str) -> TaskRecord:
+        """Tokenize, publish and enter one task. `run` makes temporary names unique to this attempt."""
+        output = _TaskOutput(self._job, self._journal, task, self._dtype, run)
+        rerouted = self._engine.num_rerouted
+        try:
+            for span in task.spans:
+                self._run_span(task, span, output)
+            return output.publish(self._engine.num_rerouted - rerouted)
+        except BaseException:
+            output.discard()
+            raise
+
+    def _run_span(self, task: Task, span: Span, output: _TaskOutput) -> None:
+        reading = self._job.settings.reading
+        file = self._job.inputs[span.input]
+        batches = read_spool(file, task, reading) if task.spool else read_span(file, span, reading)
+        clock = time.perf_counter()
+        for batch in batches:
+            stages = Stages(read=time.perf_counter() - clock)
+            for reject in batch.rejects:
+                output.reject(span.input, reject)
+            tokens, lengths = self._encode(batch, span, output, stages)
+            clock = time.perf_counter()
+            output.append(span.input, batch, tokens, lengths)
+            stages.write = time.perf_counter() - clock
+            stages.num_bytes, stages.num_rejects = batch.num_bytes, len(batch.rejects)
+            stages.num_documents, stages.num_tokens = len(batch.texts), len(tokens)
+            self._report(stages)
+            clock = time.perf_counter()
+
+    def _encode(
+        self, batch: TextBatch, span: Span, output: _TaskOutput, stages: Stages
+    ) -> tuple[IntArray, npt.NDArray[np.int32]]:
+        started = time.perf_counter()
+        encoded = self._encode_texts(batch.texts)
+        if self._special_ids is not None:
+            encoded = self._handle_specials(batch, encoded, span, output)
+        dtype = DTYPES[self._dtype][1]
+        tokens = surround(encoded, self._job.settings.policy, dtype=dtype, vocab_size=self._job.vocab_size)
+        stages.encode += time.perf_counter() - started
+        return tokens
+
+    def _encode_texts(self, texts: list[str]) -> TokenBatch:
+        size = self._job.batch_size
+        if size is None or len(texts) <= size:
+            return self._engine.encode(texts)
+        parts = [self._engine.encode(texts[start : start + size]) for start in range(0, len(texts), size)]
+        lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+        return TokenBatch(np.concatenate([part.ids for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
+
+    def _handle_specials(self, batch: TextBatch, encoded: TokenBatch, span: Span, output: _TaskOutput) -> TokenBatch:
+        """Count the special tokens that texts brought along, or reject those texts."""
+        assert self._special_ids is not None
+        special = self._special_ids.take(encoded.ids)
+        if not special.any():
+            return encoded
+        if self._job.settings.policy.special_tokens == "parse":
+            output.num_parsed += int(special.sum())
+            return encoded
+        bad = np.unique(np.searchsorted(encoded.offsets, np.flatnonzero(special), "right") - 1).tolist()
+        for i in bad:
+            detail = "the text has the string of a special token; allow it with --special-tokens as-text or parse"
+            output.reject(span.input, Reject(int(batch.positions[i]), -1, "special-token", detail))
+        keep = np.ones(len(batch.texts), bool)
+        keep[bad] = False
+        batch.texts = [text for text, good in zip(batch.texts, keep.tolist(), strict=True) if good]
+        batch.positions = batch.positions[keep]
+        if batch.kept is not None:
+            batch.kept = [row for row, good in zip(batch.kept, keep.tolist(), strict=True) if good]
+        lengths = np.diff(encoded.offsets)
+        ids = encoded.ids[np.repeat(keep, lengths)]
+        return TokenBatch(ids, np.concatenate([[0], np.cumsum(lengths[keep])]))
+
+
+def surround(
+    batch: TokenBatch, policy: TokenPolicy, *, dtype: npt.DTypeLike, vocab_size: int
+) -> tuple[IntArray, npt.NDArray[np.int32]]:
+    """Put BOS and EOS around each document and narrow the ids, checking their range; also the lengths."""
+    ids, offsets = batch.ids, batch.offsets
+    if len(ids) and int(ids.max()) >= vocab_size:
+        raise RuntimeError(f"the engine gave id {int(ids.max())}, outside the vocabulary of {vocab_size}")
+    before, after = policy.bos_id is not None, policy.eos_id is not None
+    count = len(batch)
+    lengths = (np.diff(offsets) + (before + after)).astype(np.int32)
+    if not before and not after:
+        return ids.astype(dtype), lengths
+    tokens = np.empty(len(ids) + count * (before + after), dtype)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    firsts = ends - lengths
+    if len(ids) < SHORT_DOCUMENT * count:
+        inside = np.ones(len(tokens), bool)
+        if before:
+            inside[firsts] = False
+        if after:
+            inside[ends - 1] = False
+        tokens[inside] = ids
+    else:
+        starts = (firsts + before).tolist()
+        edges = offsets.tolist()
+        for to, start, stop in zip(starts, edges, edges[1:], strict=False):
+            tokens[to : to + stop - start] = ids[start:stop]
+    if before:
+        tokens[firsts] = policy.bos_id
+    if after:
+        tokens[ends - 1] = policy.eos_id
+    return tokens, lengths
+
+
+class _TaskOutput:
+    """The shards, rejects and counts of one task while it runs."""
+
+    def __init__(self, job: Job, journal: Journal, task: Task, dtype: str, run: str) -> None:
+        self._job = job
+        self._journal = journal
+        self._task = task
+        self._dtype = dtype
+        self._run = run
+        self._writers: dict[str, ShardWriter] = {}
+        self._rejects: Counter[str] = Counter()
+        self._reject_file: Any = None
+        self._num_documents = 0
+        self._num_lines = 0
+        self._num_bytes = 0
+        self.num_parsed = 0
+        if task.damage is not None:
+            self.reject(task.input, Reject(task.spans[0].stop or 0, -1, "damaged", task.damage))
+
+    def append(self, input: int, batch: TextBatch, tokens: IntArray, lengths: npt.NDArray[np.int32]) -> None:
+        self._num_documents += len(batch.texts)
+        self._num_lines += batch.num_lines
+        self._num_bytes += batch.num_bytes
+        inputs = np.full(len(lengths), input, np.int32)
+        for split, which in self._assign(batch.texts):
+            if which is None:
+                self._writer(split).append(tokens, lengths, inputs=inputs, positions=batch.positions, kept=batch.kept)
+            elif which.any():
+                kept = batch.kept and [row for row, mine in zip(batch.kept, which.tolist(), strict=True) if mine]
+                self._writer(split).append(
+                    tokens[np.repeat(which, lengths)],
+                    lengths[which],
+                    inputs=inputs[which],
+                    positions=batch.positions[which],
+                    kept=kept,
+                )
+
+    def reject(self, input: int, reject: Reject) -> None:
+        """Stop the run, or write the reject down, as the user asked."""
+        file = self._job.inputs[input]
+        if self._job.on_error == "fail":
+            line = line_number(file, self._task, reject)
+            raise DataError(file.name, reject.detail, line=line)
+        self._rejects[reject.reason] += reject.num_documents
+        if self._reject_file is None:
+            self._reject_file = Path(f"{self._journal.rejects_path(self._task.name)}.{self._run}.tmp").open("wb")
+        stored = StoredReject(
+            input=input,
+            position=reject.position,
+            line=reject.line + self._task.first_line if reject.line >= 0 else -1,
+            reason=reject.reason,
+            detail=reject.detail,
+            num_documents=reject.num_documents,
+        )
+        self._reject_file.write(msgspec.json.encode(stored) + b"\n")
+
+    def publish(self, num_rerouted: int) -> TaskRecord:
+        shards = {split: writer.finish() for split, writer in self._writers.items()}
+        for writer in self._writers.values():
+            writer.publish()
+        for split in self._writers:
+            sync_directory(Path(self._job.store) / split)
+        if self._reject_file is not None:
+            self._reject_file.close()
+            Path(self._reject_file.name).replace(self._journal.rejects_path(self._task.name))
+        record = TaskRecord(
+            name=self._task.name,
+            input=self._task.input,
+            number=self._task.number,
+            inputs=[span.input for span in self._task.spans],
+            shards=shards,
+            num_documents_in=self._num_documents + sum(self._rejects.values()),
+            num_bytes=self._num_bytes,
+            rejects=dict(sorted(self._rejects.items())),
+            num_lines=self._num_lines,
+            counts_lines=self._task.spool is None and len(self._task.spans) == 1,
+            num_rerouted=num_rerouted,
+            num_parsed=self.num_parsed,
+        )
+        self._journal.commit(record)
+        return record
+
+    def discard(self) -> None:
+        for writer in self._writers.values():
+            writer.discard()
+        if self._reject_file is not None:
+            self._reject_file.close()
+            Path(self._reject_file.name).unlink(missing_ok=True)
+
+    def _assign(self, texts: list[str]) -> list[tuple[str, npt.NDArray[np.bool_] | None]]:
+        """Which documents go to which split; None is all of them."""
+        if not texts:
+            return []
+        settings = self._job.settings
+        if settings.val_fraction == 0.0:
+            return [("train", None)]
+        bound = int(settings.val_fraction * 2**64)
+        digest = xxhash.xxh3_64_intdigest
+        validation = np.array([digest(text.encode(), settings.seed) < bound for text in texts])
+        return [("train", ~validation), ("val", validation)]
+
+    def _writer(self, split: str) -> ShardWriter:
+        if split not in self._writers:
+            self._writers[split] = ShardWriter(
+                Path(self._job.store),
+                f"{split}/shard-{self._task.name}",
+                dtype=self._dtype,
+                keep_keys=self._job.settings.reading.keep_keys,
+                run=self._run,
+            )
+        return self._writers[split]
+
+
+def _special_table(job: Job) -> npt.NDArray[np.bool_]:
+    table = np.zeros(job.vocab_size, bool)
+    table[job.special_ids] = True
+    return table

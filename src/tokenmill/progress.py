@@ -1,0 +1,226 @@
+"""Showing how a run goes: a live bar in a terminal, plain lines elsewhere, JSON lines, or nothing.
+
+Everything here goes to stderr; results go to stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any, Protocol
+
+import msgspec
+
+__all__ = ["Display", "JsonLines", "PlainLines", "Silence", "Snapshot", "TerminalBar", "choose_display", "format_bytes"]
+
+LINE_SECONDS = 5.0
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment of a run."""
+
+    seconds: float
+    total_bytes: int
+    done_bytes: int
+    resumed_bytes: int
+    num_text_bytes: int
+    num_documents: int
+    num_tokens: int
+    num_rejects: int
+    num_workers: int
+    num_tasks_done: int
+    memory_bytes: int
+    memory_limit: int
+    bottleneck: str
+
+    @property
+    def fraction(self) -> float:
+        """How much of the input is done, earlier attempts included."""
+        return min(1.0, self.done_bytes / self.total_bytes) if self.total_bytes else 1.0
+
+    @property
+    def text_per_second(self) -> float:
+        """Bytes of text tokenized per second by this attempt."""
+        return self.num_text_bytes / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of this attempt."""
+        return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Time left at the speed of this attempt; what was resumed cost it nothing."""
+        done_now = self.done_bytes - self.resumed_bytes
+        if done_now <= 0 or self.seconds <= 0:
+            return None
+        return (self.total_bytes - self.done_bytes) * self.seconds / done_now
+
+    def line(self) -> str:
+        """The moment in one line of under 80 columns of figures."""
+        eta = "--:--" if self.eta_seconds is None else format_seconds(self.eta_seconds)
+        parts = [
+            f"{100 * self.fraction:5.1f}%",
+            f"ETA {eta}",
+            f"{self.text_per_second / 1e6:.0f} MB/s",
+            f"{format_count(self.tokens_per_second)} tok/s",
+            f"{format_count(self.num_documents)} docs",
+        ]
+        if self.num_rejects:
+            parts.append(f"{self.num_rejects} rejects")
+        return "  ".join(parts)
+
+    def details(self) -> str:
+        """The rest: memory, workers and which stage takes the time."""
+        return (
+            f"{self.num_workers} workers, memory {format_bytes(self.memory_bytes)} of {format_bytes(self.memory_limit)}, "
+            f"mostly {self.bottleneck}"
+        )
+
+
+class Display(Protocol):
+    """Where a run shows itself."""
+
+    def say(self, text: str, *, style: str = "") -> None:
+        """Tell the user something once."""
+        ...
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show the moment."""
+        ...
+
+    def close(self) -> None:
+        """The run has ended."""
+        ...
+
+
+class Silence:
+    """Shows nothing."""
+
+    def say(self, text: str, *, style: str = "") -> None:
+        """Say nothing."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class PlainLines:
+    """A line now and then, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic() - LINE_SECONDS + 1.0
+
+    def say(self, text: str, *, style: str = "") -> None:
+        """Print the text as it is."""
+        print(text, file=sys.stderr, flush=True)
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Print a line every few seconds."""
+        if time.monotonic() - self._last >= LINE_SECONDS:
+            self._last = time.monotonic()
+            print(f"{snapshot.line()}  ({snapshot.details()})", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class JsonLines:
+    """One JSON object per event, for programs."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def say(self, text: str, *, style: str = "") -> None:
+        """Print a message event."""
+        self._print({"event": "message", "text": text, "level": style or "info"})
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Print a progress event about once a second."""
+        if time.monotonic() - self._last >= 1.0:
+            self._last = time.monotonic()
+            rates = {"fraction": snapshot.fraction, "eta_seconds": snapshot.eta_seconds}
+            self._print({"event": "progress", **msgspec.to_builtins(snapshot), **rates})
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _print(self, event: dict[str, Any]) -> None:
+        print(json.dumps({"time": round(time.time(), 3), **event}), file=sys.stderr, flush=True)
+
+
+class TerminalBar:
+    """A bar and two lines of figures that stay in place."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True, highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+        self._started = False
+
+    def say(self, text: str, *, style: str = "") -> None:
+        """Print above the bar."""
+        self._console.print(text, style=style or None, markup=False, soft_wrap=True)
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Redraw."""
+        if not self._started:
+            self._live.start()
+            self._started = True
+        self._live.update(render(snapshot, self._console.width))
+
+    def close(self) -> None:
+        """Take the bar away; the summary follows."""
+        if self._started:
+            self._live.stop()
+            self._started = False
+
+
+def render(snapshot: Snapshot, width: int) -> Any:
+    """The bar and its figures, for a terminal of a width."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
+    bar = ProgressBar(total=1.0, completed=snapshot.fraction, width=min(width, 80))
+    details = Text(snapshot.details(), style="dim")
+    return Group(bar, Text(snapshot.line(), style="bold"), details)
+
+
+def choose_display(*, log_json: bool = False, quiet: bool = False) -> Display:
+    """The display that fits where stderr goes."""
+    if quiet:
+        return Silence()
+    if log_json:
+        return JsonLines()
+    return TerminalBar() if sys.stderr.isatty() else PlainLines()
+
+
+def format_bytes(size: float) -> str:
+    """`1.4 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 999.5:
+            return f"{size:.0f} {unit}" if unit in ("B", "kB", "MB") else f"{size:.2f} {unit}"
+        size /= 1000
+    return f"{size:.2f} TB"
+
+
+def format_count(count: float) -> str:
+    """`12.3M`."""
+    for unit in ("", "k", "M", "G"):
+        if abs(count) < 999.5:
+            return f"{count:.0f}{unit}" if not unit or count >= 100 else f"{count:.1f}{unit}"
+        count /= 1000
+    return f"{count:.1f}T"
+
+
+def format_seconds(seconds: float) -> str:
+    """`1:02:03`, or `02:03` below an hour."""
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes:02d}:{whole % 60:02d}"

@@ -1,0 +1,196 @@
+"""JSON files: one array of records, or objects one after another, however they are laid out.
+
+Such a file cannot be entered in the middle, so it is turned into JSON lines while it is
+read: each element on a line of its own, at a few hundred MB/s, without holding more than one
+read. Everything that is true of JSON lines (limits, rejects, cutting into tasks) then holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenmill.batch import TextBatch
+from tokenmill.compression import DamagedInput
+from tokenmill.files import open_stream
+from tokenmill.readers.base import ReadOptions, Stream
+from tokenmill.readers.blocks import BYTE_ORDER_MARK
+from tokenmill.readers.jsonl import JsonlReader
+
+__all__ = ["JsonElements", "JsonReader"]
+
+
+class JsonReader:
+    """Reads the elements of a JSON array, or of several values in a row.
+
+    Positions are bytes of the JSON lines that `adapt` makes, and lines are elements.
+    """
+
+    splittable = False
+    delimiter = b"\n"
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._lines = JsonlReader(options)
+
+    def plan(self, path: Path, task_bytes: int) -> list[tuple[int, int]]:
+        """All of the file."""
+        return [(0, path.stat().st_size)]
+
+    def read_range(self, path: Path, start: int, stop: int) -> Iterator[TextBatch]:
+        """The documents of a whole plain file."""
+        assert start == 0
+        with open_stream(path, "none") as stream:
+            yield from self.read_stream(self.adapt(stream))
+
+    def adapt(self, stream: Stream) -> Stream:
+        """The elements as JSON lines."""
+        return JsonElements(stream)
+
+    def read_stream(self, stream: Stream, *, position: int = 0) -> Iterator[TextBatch]:
+        """All documents of a stream that `adapt` has made."""
+        return self._lines.read_stream(stream, position=position)
+
+
+# Line ends become tabs: as white space they mean the same, and inside a string both are errors.
+_ONE_LINE = bytes.maketrans(b"\r\n", b"\t\t")
+_SCALAR_STARTS = frozenset(b"-0123456789tfn"[i : i + 1] for i in range(14))
+_BLANK = re.compile(rb"[ \t]*")
+_SCALAR = re.compile(rb'[^ \t,\[\]{}"]*')
+# Repeats are bounded, because each one takes memory until the match is done.
+# Up to the next bracket, over whole strings; stops before a string that does not end in the buffer.
+_QUIET = re.compile(rb'(?:[^"\[\]{}]+|"[^"\\]*(?:\\.[^"\\]*){0,999}"){0,999}', re.DOTALL)
+# Up to the string's closing quote; stops before a backslash that ends the buffer.
+_STRING_REST = re.compile(rb'[^"\\]*(?:\\.[^"\\]*){0,999}', re.DOTALL)
+
+
+class JsonElements:
+    """A stream of JSON lines made from the elements of JSON arrays or concatenated values.
+
+    Only the structure between elements is checked here; what is inside one is the decoder's
+    to judge. Broken structure ends the stream with `DamagedInput`, since nothing after it can
+    be told apart.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._damage: str | None = None
+        self._started = False
+        self._num_elements = 0
+        self._in_array = False
+        self._expected = "value"
+        self._inside = ""
+        self._depth = 0
+        self._rest = b""
+
+    def read(self, size: int, /) -> bytes:
+        """About `size` bytes of JSON lines."""
+        while self._damage is None:
+            data = self._read_stream(size)
+            if not data:
+                cut_off = self._in_array or self._inside in ("string", "brackets")
+                if not cut_off:
+                    return b""
+                self._damage = f"the JSON ends inside or after element {self._num_elements + 1}; the file is cut off"
+            elif output := self._convert(self._rest + data):
+                return output
+        raise DamagedInput(self._damage)
+
+    def _read_stream(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        if not self._started:
+            while len(data) <= len(BYTE_ORDER_MARK) and (more := self._stream.read(size)):
+                data += more
+            data = data.removeprefix(BYTE_ORDER_MARK)
+            self._started = True
+        return data
+
+    def _convert(self, data: bytes) -> bytes:
+        """Follow the structure through one read, copying elements and dropping what is between them."""
+        data = data.translate(_ONE_LINE)
+        pieces: list[bytes] = []
+        self._rest = b""
+        mark = at = 0
+        while at < len(data) and self._damage is None:
+            if not self._inside:
+                mark = _end(_BLANK, data, at)
+                at = self._step(data, mark) if mark < len(data) else mark
+            if not self._inside:
+                continue
+            at = self._follow_element(data, at)
+            if self._inside:
+                pieces.append(data[mark : len(data) - len(self._rest)])
+                break
+            pieces += data[mark:at], b"\n"
+            self._num_elements += 1
+            self._expected = "separator" if self._in_array else "value"
+        return b"".join(pieces)
+
+    def _step(self, data: bytes, at: int) -> int:
+        """Take one byte between elements: punctuation, or the first byte of an element."""
+        char = data[at : at + 1]
+        if self._expected == "separator" and char == b",":
+            self._expected = "element"
+        elif self._expected in ("separator", "first") and char == b"]":
+            self._in_array, self._expected = False, "value"
+        elif self._expected == "separator":
+            self._break_off(char)
+        elif char == b"[" and not self._in_array:
+            self._in_array, self._expected = True, "first"
+        elif char in (b"{", b"["):
+            self._inside, self._depth = "brackets", 1
+        elif char == b'"':
+            self._inside, self._depth = "string", 0
+        elif char in _SCALAR_STARTS:
+            self._inside = "scalar"
+        else:
+            self._break_off(char)
+        return at + 1
+
+    def _follow_element(self, data: bytes, at: int) -> int:
+        """Go to the end of the element, or of the data."""
+        if self._inside == "scalar":
+            at = _end(_SCALAR, data, at)
+            self._inside = "" if at < len(data) else "scalar"
+            return at
+        while at < len(data):
+            if self._inside == "string":
+                at = _end(_STRING_REST, data, at)
+                if at == len(data) - 1 and data.endswith(b"\\"):
+                    self._rest = b"\\"
+                    return len(data)
+                if data.startswith(b'"', at):
+                    self._inside = "brackets" if self._depth else ""
+                    at += 1
+            else:
+                at = _end(_QUIET, data, at)
+                char = data[at : at + 1]
+                if char == b'"':
+                    self._inside = "string"
+                elif char in (b"[", b"{"):
+                    self._depth += 1
+                elif char in (b"]", b"}"):
+                    self._depth -= 1
+                    self._inside = "brackets" if self._depth else ""
+                else:
+                    continue
+                at += 1
+            if not self._inside:
+                break
+        return at
+
+    def _break_off(self, found: bytes) -> None:
+        expected = {
+            "value": "an object or an array",
+            "first": "a value or ']'",
+            "element": "a value",
+            "separator": "',' or ']'",
+        }[self._expected]
+        after = f"after element {self._num_elements}" if self._num_elements else "at the start"
+        self._damage = f"not JSON {after}: expected {expected}, found {found.decode('latin-1')!r}"
+
+
+def _end(pattern: re.Pattern[bytes], data: bytes, at: int) -> int:
+    match = pattern.match(data, at)
+    assert match is not None
+    return match.end()

@@ -1,0 +1,258 @@
+"""Parquet: a text column, read row group by row group in small batches.
+
+Spans count rows and are made of whole row groups, the only places where reading can start
+without decoding what comes before. pyarrow is imported when a file is opened, since it takes
+longer to load than the rest of the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenmill.batch import Reject, TextBatch
+from tokenmill.errors import DataError
+from tokenmill.readers.base import ReadOptions
+from tokenmill.readers.fields import as_kept, split_key
+
+__all__ = ["ParquetReader"]
+
+BATCH_BYTES = 1 << 20
+"""Text per batch, as far as the average row foretells it."""
+MOST_BATCH_ROWS = 8192
+RESCUE_BATCH_ROWS = 16
+"""Rows per batch next to a damaged page: at most this many sound rows are lost with it."""
+
+
+class ParquetReader:
+    """Reads rows of Parquet files; the text is a string column, or a string field of a struct column."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._text_parts = split_key(options.text_key)
+        self._keep_parts = [split_key(key) for key in options.keep_keys]
+
+    def num_rows(self, path: Path) -> int:
+        """How many rows a file has."""
+        with _open(path) as file:
+            return int(file.metadata.num_rows)
+
+    def plan(self, path: Path, task_bytes: int) -> list[tuple[int, int]]:
+        """Spans of rows: consecutive row groups until their text takes `task_bytes` uncompressed."""
+        with _open(path) as file:
+            self._check_columns(path, file.schema_arrow)
+            spans: list[tuple[int, int]] = []
+            start = stop = num_bytes = 0
+            for group in range(file.metadata.num_row_groups):
+                group_bytes = self._text_bytes(file.metadata.row_group(group))
+                if stop > start and num_bytes + group_bytes > task_bytes:
+                    spans.append((start, stop))
+                    start, num_bytes = stop, 0
+                stop += file.metadata.row_group(group).num_rows
+                num_bytes += group_bytes
+            return [*spans, (start, stop)] if stop > start else spans
+
+    def read_range(self, path: Path, start: int, stop: int) -> Iterator[TextBatch]:
+        """The documents of rows `start` to `stop`; a damaged page ends them with one reject for all rows left."""
+        row = start
+        damage = ""
+        with _open(path) as file:
+            self._check_columns(path, file.schema_arrow)
+            stop = min(stop, file.metadata.num_rows)
+            size = self._batch_rows(file, start, stop)
+            for batch_rows in (size, min(size, RESCUE_BATCH_ROWS)):
+                try:
+                    for rows in self._iter_rows(file, row, stop, batch_rows):
+                        yield self._to_texts(path, rows, row, row - start)
+                        row += len(rows)
+                    return
+                except _arrow_errors() as error:
+                    damage = _first_sentence(error)
+        detail = f"damaged Parquet data after row {row}: {damage}"
+        reject = Reject(row, row - start, "damaged", detail, stop - row)
+        yield TextBatch([], np.zeros(0, np.int64), [] if self._keep_parts else None, [reject], stop - row)
+
+    def _check_columns(self, path: Path, schema: Any) -> None:
+        """Refuse a file whose columns cannot give the text or the kept fields."""
+        import pyarrow.types as types
+
+        kind = _find_type(schema, self._text_parts)
+        wanted = self._options.text_key
+        if kind is None:
+            raise DataError(str(path), f"no column {wanted!r}; {_advise(schema)}")
+        value_kind = kind.value_type if types.is_dictionary(kind) else kind
+        if not (_is_string(value_kind) or types.is_null(value_kind)):
+            raise DataError(str(path), f"column {wanted!r} has type {kind}, not string; {_advise(schema)}")
+        for parts in self._keep_parts:
+            if _find_type(schema, parts) is None:
+                names = ", ".join(map(repr, schema.names))
+                raise DataError(str(path), f"no column {'.'.join(parts)!r} to keep; the columns are {names}")
+
+    def _text_bytes(self, group: Any) -> int:
+        columns = (group.column(index) for index in range(group.num_columns))
+        return sum(int(c.total_uncompressed_size) for c in columns if c.path_in_schema == self._options.text_key)
+
+    def _batch_rows(self, file: Any, start: int, stop: int) -> int:
+        """How many rows hold about `BATCH_BYTES` of text."""
+        groups = [file.metadata.row_group(index) for index, *_ in _groups_between(file.metadata, start, stop)]
+        num_rows = sum(int(group.num_rows) for group in groups)
+        num_bytes = sum(map(self._text_bytes, groups))
+        return max(1, min(MOST_BATCH_ROWS, BATCH_BYTES * num_rows // max(1, num_bytes)))
+
+    def _iter_rows(self, file: Any, start: int, stop: int, batch_rows: int) -> Iterator[Any]:
+        """Record batches of exactly the rows in `[start, stop)`."""
+        columns = [".".join(parts) for parts in (self._text_parts, *self._keep_parts)]
+        for group, first, last in _groups_between(file.metadata, start, stop):
+            row = first
+            for batch in file.iter_batches(batch_rows, row_groups=[group], columns=columns, use_threads=False):
+                wanted = batch.slice(max(0, start - row), max(0, min(last, stop) - max(row, start)))
+                row += len(batch)
+                if len(wanted):
+                    yield wanted
+
+    def _to_texts(self, path: Path, rows: Any, position: int, line: int) -> TextBatch:
+        column = _column(rows, self._text_parts)
+        rejects: list[Reject] = []
+        try:
+            values = column.to_pylist()
+        except UnicodeDecodeError:
+            values = [_text_or_bytes(value) for value in column]
+        longest = self._options.max_document_bytes
+        good: list[int] = []
+        for index, value in enumerate(values):
+            refusal = _refuse(value, self._options.text_key, longest)
+            if refusal is None:
+                good.append(index)
+            else:
+                rejects.append(Reject(position + index, line + index, *refusal))
+        texts = values if len(good) == len(values) else [values[index] for index in good]
+        return TextBatch(
+            texts,
+            np.array(good, np.int64) + position,
+            self._kept(path, rows, good),
+            rejects,
+            num_lines=len(values),
+            num_bytes=column.nbytes,
+        )
+
+    def _kept(self, path: Path, rows: Any, good: list[int]) -> list[tuple[str | None, ...]] | None:
+        if not self._keep_parts:
+            return None
+        columns = []
+        for parts in self._keep_parts:
+            column = _column(rows, parts)
+            try:
+                columns.append([as_kept(value) for value in _plain(column).to_pylist()])
+            except UnicodeDecodeError:
+                raise DataError(str(path), f"column {'.'.join(parts)!r} to keep holds text that is not UTF-8") from None
+        return [tuple(column[index] for column in columns) for index in good]
+
+
+def _open(path: Path) -> Any:
+    import pyarrow.parquet as pq
+
+    try:
+        # A buffered column chunk is read in pieces, so memory does not follow the row group's size.
+        return pq.ParquetFile(path, pre_buffer=False, buffer_size=BATCH_BYTES, page_checksum_verification=True)
+    except FileNotFoundError:
+        raise DataError(str(path), "cannot be opened: no such file") from None
+    except _arrow_errors() as error:
+        raise DataError(str(path), f"damaged, or not a Parquet file: {_first_sentence(error)}") from None
+
+
+def _arrow_errors() -> tuple[type[Exception], ...]:
+    import pyarrow as pa
+
+    return (pa.ArrowException, OSError)
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).partition("\n")[0].partition(". ")[0][:120]
+
+
+def _is_string(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view")
+
+
+def _find_type(schema: Any, parts: tuple[str, ...]) -> Any:
+    """The type of a column or of a field inside struct columns, None if there is no such one."""
+    import pyarrow.types as types
+
+    if schema.get_field_index(parts[0]) < 0:
+        return None
+    kind = schema.field(parts[0]).type
+    for name in parts[1:]:
+        if not types.is_struct(kind) or kind.get_field_index(name) < 0:
+            return None
+        kind = kind.field(name).type
+    return kind
+
+
+def _string_columns(schema: Any, prefix: str = "") -> list[str]:
+    import pyarrow.types as types
+
+    found = []
+    for field in schema:
+        if types.is_struct(field.type):
+            found += _string_columns(field.type, f"{prefix}{field.name}.")
+        elif _is_string(field.type.value_type if types.is_dictionary(field.type) else field.type):
+            found.append(prefix + field.name)
+    return found
+
+
+def _advise(schema: Any) -> str:
+    strings = _string_columns(schema)
+    if not strings:
+        return "the file has no column of strings"
+    shown = ", ".join(map(repr, strings[:8]))
+    return f"columns of strings: {shown}. Pass --text-key {strings[0] if len(strings) == 1 else 'NAME'}"
+
+
+def _groups_between(metadata: Any, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Row groups that hold rows of `[start, stop)`: number, first row, row after the last."""
+    first = 0
+    for group in range(metadata.num_row_groups):
+        last = first + metadata.row_group(group).num_rows
+        if first < stop and start < last:
+            yield group, first, last
+        first = last
+
+
+def _column(rows: Any, parts: tuple[str, ...]) -> Any:
+    import pyarrow.compute as pc
+
+    column = rows.column(parts[0])
+    for name in parts[1:]:
+        column = pc.struct_field(column, name)
+    return column
+
+
+def _plain(column: Any) -> Any:
+    """Times as text, since a nanosecond has no Python value."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    return column.cast(pa.string()) if types.is_temporal(column.type) else column
+
+
+def _text_or_bytes(value: Any) -> str | bytes | None:
+    try:
+        return value.as_py()  # type: ignore[no-any-return]
+    except UnicodeDecodeError as error:
+        return bytes(error.object)
+
+
+def _refuse(value: str | bytes | None, key: str, longest: int) -> tuple[str, str] | None:
+    """Why a value of the text column is not a document: reason and detail."""
+    if value is None:
+        return "null-text", f"column {key!r} is null"
+    if isinstance(value, bytes):
+        return "invalid-utf8", f"column {key!r} holds bytes that are not UTF-8"
+    if len(value) * 4 > longest and len(value.encode()) > longest:
+        return "too-long", f"the text has {len(value.encode()):,} bytes; --max-document-bytes is {longest:,}"
+    return None

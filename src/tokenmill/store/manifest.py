@@ -1,0 +1,198 @@
+"""The manifest: what a store holds, how it was made, and a checksum of every file.
+
+It is written last and atomically; a directory without one is an unfinished run. It holds no
+timestamp, host or absolute path, so equal inputs and flags give an equal manifest. Its
+first field is a checksum of all the others, and its bytes must be exactly what `encode`
+gives, so that a single flipped bit anywhere in it is found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import xxhash
+
+from tokenmill.errors import StoreError
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST",
+    "EngineInfo",
+    "FileInfo",
+    "InputInfo",
+    "Manifest",
+    "ParityInfo",
+    "ShardInfo",
+    "SpecialTokensInfo",
+    "SplitInfo",
+    "TokenizerInfo",
+    "decode_sealed",
+    "encode_sealed",
+    "hash_bytes",
+    "read_manifest",
+]
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+
+
+class FileInfo(msgspec.Struct, frozen=True):
+    """The size and XXH3-64 of one file."""
+
+    bytes: int
+    xxh3: str
+
+
+class ShardInfo(msgspec.Struct, frozen=True):
+    """One shard; its files are `name` plus each suffix in `files`."""
+
+    name: str
+    num_documents: int
+    num_tokens: int
+    files: dict[str, FileInfo]
+
+
+class SplitInfo(msgspec.Struct, frozen=True):
+    """The shards of one split, in the order of the inputs."""
+
+    num_documents: int
+    num_tokens: int
+    shards: list[ShardInfo]
+
+
+class InputInfo(msgspec.Struct, frozen=True):
+    """One input, named relative to the common folder of all inputs."""
+
+    path: str
+    bytes: int
+    fingerprint: str
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True):
+    """Which tokenizer made the ids; its files are in `tokenizer/`."""
+
+    name: str
+    kind: str
+    sha256: str
+    vocab_size: int
+    files: dict[str, FileInfo]
+
+
+class ParityInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What was compared with the reference before the run, and how many texts differed."""
+
+    reference: str
+    num_documents: int
+    num_bytes: int
+    num_awkward: int
+    num_mismatches: int
+    example: str | None = None
+    """The start of the first text whose ids differ."""
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """Which library encoded, and its comparison with the reference before the run."""
+
+    name: str
+    version: str
+    parity: ParityInfo | None
+    num_rerouted: int
+    """Documents that the reference encoded, because of code points the engine may get wrong."""
+
+
+class SpecialTokensInfo(msgspec.Struct, frozen=True):
+    """The policy that was asked for and what it did."""
+
+    bos_id: int | None
+    """Put in front of every document; None: nothing is."""
+    eos_id: int | None
+    """Put behind every document; None: nothing is."""
+    in_text: str
+    num_parsed: int
+    """Special tokens that came from strings in the texts."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a reader of the store needs to know."""
+
+    checksum: str = ""
+    format_version: int
+    dtype: str
+    tokenizer: TokenizerInfo
+    engine: EngineInfo
+    special_tokens: SpecialTokensInfo
+    splits: dict[str, SplitInfo]
+    num_documents_in: int
+    num_rejects: int
+    rejects: dict[str, int]
+    files: dict[str, FileInfo]
+    """Files that belong to no shard, such as rejects.jsonl."""
+    settings: dict[str, Any]
+    inputs: list[InputInfo]
+
+    @property
+    def num_documents(self) -> int:
+        """Documents in all splits."""
+        return sum(split.num_documents for split in self.splits.values())
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all splits."""
+        return sum(split.num_tokens for split in self.splits.values())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest of a finished store."""
+    path = folder / MANIFEST
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        if not folder.is_dir():
+            raise StoreError(f"{folder} does not exist; make a store with: tokenmill tokenize INPUT -o {folder}") from None
+        if (folder / ".tasks").is_dir():
+            raise StoreError(f"{folder} is an unfinished run; finish it by running the same tokenize command again") from None
+        raise StoreError(f"{folder} is not a token store: it has no {MANIFEST}") from None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        version = msgspec.json.decode(data, type=_Version).format_version
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"{path} is damaged ({error}); restore it, or tokenize again with --overwrite") from None
+    if version != FORMAT_VERSION:
+        raise StoreError(f"{path} has format version {version}; this tokenmill reads version {FORMAT_VERSION}")
+    return decode_sealed(data, Manifest, path)
+
+
+class _Version(msgspec.Struct):
+    format_version: int
+
+
+SealedT = TypeVar("SealedT", bound=msgspec.Struct)
+
+
+def encode_sealed(document: msgspec.Struct) -> bytes:
+    """Pretty JSON whose `checksum` field covers everything else in it."""
+    blank = msgspec.structs.replace(document, checksum="")
+    return _render(msgspec.structs.replace(document, checksum=hash_bytes(_render(blank))))
+
+
+def decode_sealed(data: bytes, kind: type[SealedT], path: Path) -> SealedT:
+    """Parse what `encode_sealed` wrote; any other byte sequence is an error."""
+    try:
+        document = msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"{path} is damaged ({error}); restore it, or tokenize again with --overwrite") from None
+    if encode_sealed(document) != data:
+        raise StoreError(f"{path} is damaged: its checksum does not match; restore it, or tokenize again with --overwrite")
+    return document
+
+
+def hash_bytes(data: bytes) -> str:
+    """XXH3-64 in hexadecimal."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def _render(document: msgspec.Struct) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=1) + b"\n"

@@ -1,0 +1,219 @@
+"""One shard: bare tokens in `.bin`, Megatron's index in `.idx`, where documents came from in `.docs.parquet`.
+
+A writer streams all three, so its memory does not grow with the task, under temporary names;
+`publish` makes them durable and gives them their names. See FORMAT.md for the bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tokenmill.batch import IntArray
+from tokenmill.errors import StoreError
+from tokenmill.store.manifest import FileInfo, ShardInfo
+
+__all__ = ["DTYPES", "INDEX_HEADER_BYTES", "ShardWriter", "dtype_for", "hash_file", "index_lengths"]
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")
+INDEX_HEADER_BYTES = HEADER.size
+DTYPES = {"uint16": (8, np.dtype("<u2")), "int32": (4, np.dtype("<i4"))}
+
+DOCUMENTS_PER_ROW_GROUP = 65_536
+INDEX_PIECE = 1 << 16
+
+
+def dtype_for(vocab_size: int) -> str:
+    """The narrowest of the two types that every reader of the format knows."""
+    return "uint16" if vocab_size <= 1 << 16 else "int32"
+
+
+class ShardWriter:
+    """Writes one shard under temporary names. `name` is relative to the store, such as `train/shard-00000-0000`."""
+
+    def __init__(self, folder: Path, name: str, *, dtype: str, keep_keys: Sequence[str], run: str) -> None:
+        self._code, self._dtype = DTYPES[dtype]
+        self._folder = folder
+        self._name = name
+        self._run = run
+        self.num_documents = 0
+        self.num_tokens = 0
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        self._bin = _HashedFile(self._temporary(".bin"))
+        self._lengths = self._temporary(".len").open("w+b")
+        self._documents = _DocumentsFile(self._temporary(".docs.parquet"), keep_keys)
+
+    def append(
+        self,
+        tokens: IntArray,
+        lengths: npt.NDArray[np.int32],
+        *,
+        inputs: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int64],
+        kept: list[tuple[Any, ...]] | None,
+    ) -> None:
+        """Add documents: their tokens end to end, of the shard's own type, and where each came from."""
+        assert tokens.dtype == self._dtype, tokens.dtype
+        self._bin.write(memoryview(tokens).cast("B"))
+        self._lengths.write(memoryview(lengths).cast("B"))
+        self._documents.append(inputs, positions, kept)
+        self.num_documents += len(lengths)
+        self.num_tokens += len(tokens)
+
+    def finish(self) -> ShardInfo:
+        """Write the index and make all files durable; nothing has its final name yet."""
+        index = _HashedFile(self._temporary(".idx"))
+        for piece in self._index_pieces():
+            index.write(piece)
+        self._lengths.close()
+        self._temporary(".len").unlink()
+        files = {".bin": self._bin.close(), ".docs.parquet": self._documents.close(), ".idx": index.close()}
+        return ShardInfo(self._name, self.num_documents, self.num_tokens, files)
+
+    def publish(self) -> None:
+        """Give the files their names; the caller syncs the directory once for all shards of a task."""
+        for suffix in (".bin", ".idx", ".docs.parquet"):
+            os.replace(self._temporary(suffix), f"{self._folder / self._name}{suffix}")  # noqa: PTH105
+
+    def discard(self) -> None:
+        """Remove the temporary files."""
+        self._bin.abandon()
+        self._lengths.close()
+        self._documents.abandon()
+        for suffix in (".bin", ".len", ".idx", ".docs.parquet"):
+            self._temporary(suffix).unlink(missing_ok=True)
+
+    def _temporary(self, suffix: str) -> Path:
+        return Path(f"{self._folder / self._name}{suffix}.{self._run}.tmp")
+
+    def _index_pieces(self) -> Iterator[bytes]:
+        """Header, i32 lengths, i64 byte pointers, i64 document numbers; never all in memory."""
+        count = self.num_documents
+        yield HEADER.pack(MAGIC, 1, self._code, count, count + 1)
+        for lengths in self._stored_lengths():
+            yield lengths.tobytes()
+        start = 0
+        for lengths in self._stored_lengths():
+            ends = np.cumsum(lengths, dtype="<i8") + start
+            yield ((ends - lengths) * self._dtype.itemsize).astype("<i8").tobytes()
+            start = int(ends[-1])
+        for first in range(0, count + 1, INDEX_PIECE):
+            yield np.arange(first, min(first + INDEX_PIECE, count + 1), dtype="<i8").tobytes()
+
+    def _stored_lengths(self) -> Iterator[npt.NDArray[np.int32]]:
+        self._lengths.seek(0)
+        while piece := self._lengths.read(4 * INDEX_PIECE):
+            yield np.frombuffer(piece, "<i4")
+
+
+class _HashedFile:
+    """A file that is hashed as it is written, and synced when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._hash = xxhash.xxh3_64()
+        self._bytes = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._hash.update(data)
+        view = memoryview(data)
+        self._bytes += len(view)
+        while len(view):
+            view = view[self._file.write(view) :]
+
+    def close(self) -> FileInfo:
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return FileInfo(self._bytes, self._hash.hexdigest())
+
+    def abandon(self) -> None:
+        self._file.close()
+
+
+class _DocumentsFile:
+    """The table of documents: input number, position in it, and the kept fields as strings."""
+
+    def __init__(self, path: Path, keep_keys: Sequence[str]) -> None:
+        self._path = path
+        self._keys = list(keep_keys)
+        self._buffer: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], list[tuple[Any, ...]]]] = []
+        self._buffered = 0
+        self._writer: Any = None
+
+    def append(
+        self, inputs: npt.NDArray[np.int32], positions: npt.NDArray[np.int64], kept: list[tuple[Any, ...]] | None
+    ) -> None:
+        while len(inputs):
+            room = DOCUMENTS_PER_ROW_GROUP - self._buffered
+            self._buffer.append((inputs[:room], positions[:room], kept[:room] if kept else []))
+            self._buffered += len(inputs[:room])
+            if self._buffered == DOCUMENTS_PER_ROW_GROUP:
+                self._flush()
+            inputs, positions, kept = inputs[room:], positions[room:], kept[room:] if kept else None
+
+    def close(self) -> FileInfo:
+        self._flush()
+        self._writer.close()
+        with self._path.open("rb") as file:
+            os.fsync(file.fileno())
+            return hash_file(file)
+
+    def abandon(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema = pa.schema(
+            [("input", pa.int32()), ("position", pa.int64()), *((f"key.{key}", pa.string()) for key in self._keys)]
+        )
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                self._path,
+                schema,
+                compression="zstd",
+                use_dictionary=["input"],
+                column_encoding={"position": "DELTA_BINARY_PACKED"},
+            )
+        columns: list[Any] = [
+            np.concatenate([piece[0] for piece in self._buffer] or [np.empty(0, np.int32)]),
+            np.concatenate([piece[1] for piece in self._buffer] or [np.empty(0, np.int64)]),
+        ]
+        kept = [row for piece in self._buffer for row in piece[2]]
+        columns += [[row[i] for row in kept] for i in range(len(self._keys))]
+        table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+        self._writer.write_table(table, row_group_size=DOCUMENTS_PER_ROW_GROUP)
+        self._buffer, self._buffered = [], 0
+
+
+def hash_file(file: BinaryIO) -> FileInfo:
+    """The size and XXH3-64 of an open file, read from where it stands."""
+    digest = xxhash.xxh3_64()
+    size = 0
+    while piece := file.read(1 << 20):
+        digest.update(piece)
+        size += len(piece)
+    return FileInfo(size, digest.hexdigest())
+
+
+def index_lengths(path: Path, shard: ShardInfo, dtype: str) -> npt.NDArray[np.int32]:
+    """Document lengths from an `.idx`, after checking that the index is whole and of the right type."""
+    code, _ = DTYPES[dtype]
+    expected = INDEX_HEADER_BYTES + 20 * shard.num_documents + 8
+    if path.stat().st_size != expected:
+        raise StoreError(f"{path} has {path.stat().st_size} bytes; {shard.num_documents} documents need {expected}")
+    with path.open("rb") as file:
+        header = HEADER.unpack(file.read(INDEX_HEADER_BYTES))
+    if header != (MAGIC, 1, code, shard.num_documents, shard.num_documents + 1):
+        raise StoreError(f"{path} is not the index of a {dtype} shard of {shard.num_documents} documents")
+    return np.memmap(path, "<i4", mode="r", offset=INDEX_HEADER_BYTES, shape=(shard.num_documents,))

@@ -1,0 +1,50 @@
+"""What a run prints when it has ended: a short table and the next command."""
+
+from __future__ import annotations
+
+import sys
+
+from tokenmill.pipeline.request import Request
+from tokenmill.pipeline.run import Outcome
+from tokenmill.progress import format_bytes, format_seconds
+from tokenmill.store.manifest import Manifest
+
+__all__ = ["print_summary"]
+
+
+def print_summary(outcome: Outcome, request: Request) -> None:
+    """Print the summary on stdout, aligned, in plain text."""
+    manifest = outcome.manifest
+    if outcome.observer is None:
+        print(f"{request.out} is already finished: {_totals(manifest)}.")
+        print(f"Next: tokenmill inspect {request.out}")
+        return
+    for name, value in _rows(outcome):
+        print(f"{name:<12} {value}")
+    print(f"\nNext: tokenmill inspect {request.out} --document 0")
+    sys.stdout.flush()
+
+
+def _rows(outcome: Outcome) -> list[tuple[str, str]]:
+    manifest, observer = outcome.manifest, outcome.observer
+    assert observer is not None
+    rows = [("documents", f"{manifest.num_documents_in:,} in = {manifest.num_documents:,} out + {manifest.num_rejects:,} rejects")]
+    rows += [(f"  {reason}", f"{count:,}") for reason, count in manifest.rejects.items()]
+    for name, split in manifest.splits.items():
+        rows.append((name, f"{split.num_tokens:,} tokens in {split.num_documents:,} documents, {len(split.shards):,} shards"))
+    size = sum(file.bytes for split in manifest.splits.values() for shard in split.shards for file in shard.files.values())
+    rows.append(("on disk", f"{format_bytes(size)} ({manifest.dtype})"))
+    if manifest.engine.num_rerouted:
+        rows.append(("reference", f"{manifest.engine.num_rerouted:,} documents with disputed code points"))
+    if manifest.special_tokens.num_parsed:
+        rows.append(("parsed", f"{manifest.special_tokens.num_parsed:,} special tokens from strings in texts"))
+    moment = observer.snapshot
+    if moment is not None and moment.num_text_bytes:
+        speed = f"{moment.text_per_second / 1e6:.0f} MB/s, {moment.tokens_per_second / 1e6:.1f}M tokens/s"
+        rows.append(("time", f"{format_seconds(moment.seconds)} ({speed})"))
+        rows.append(("memory", f"{format_bytes(observer.peak_memory_bytes)} at most, of {format_bytes(moment.memory_limit)}"))
+    return rows
+
+
+def _totals(manifest: Manifest) -> str:
+    return f"{manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens, {manifest.num_rejects:,} rejects"

@@ -1,0 +1,233 @@
+"""`verify`: proof that a store is whole, and that its ids are the reference's.
+
+Every published file is read once and compared with the manifest, which seals itself, so that
+one flipped bit anywhere is found. Given the inputs, documents are read from them again
+and encoded by the reference library, which is the only judge of ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.comparison import compare_with_inputs
+from tokenmill.engines import open_tokenizer
+from tokenmill.errors import StoreError, TokenmillError
+from tokenmill.machine import usable_cores
+from tokenmill.pipeline.finish import REJECTS
+from tokenmill.pipeline.observer import RunInfo
+from tokenmill.store.checking import RESTORE, ShardChecker, Tally, check_file
+from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, decode_sealed, read_manifest
+from tokenmill.store.shard import DTYPES, dtype_for
+
+__all__ = ["Advance", "Verification", "verify"]
+
+Advance = Callable[[str, int, int], None]
+"""Told the stage, how much of it is done, and how much there is: bytes of files, then documents."""
+
+CHECKING, COMPARING = "checking files", "comparing documents"
+MOST_THREADS = 4
+
+
+class Verification(msgspec.Struct, kw_only=True):
+    """What was checked, and everything that is wrong, each in one sentence."""
+
+    num_files: int = 0
+    num_bytes: int = 0
+    num_documents: int = 0
+    num_tokens: int = 0
+    num_with_bos: int | None = None
+    """Documents that begin with the BOS token; None where documents have none."""
+    num_with_eos: int | None = None
+    """Documents that end with the EOS token; None where documents have none."""
+    reference: str = ""
+    """The engine that ids were compared with; empty without inputs."""
+    num_compared: int = 0
+    """Documents whose ids were compared."""
+    problems: list[str] = msgspec.field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The counts in words, for a table."""
+        rows = [
+            ("files", f"{self.num_files:,}, {self.num_bytes / 1e6:,.1f} MB"),
+            ("documents", f"{self.num_documents:,}"),
+        ]
+        rows.append(("tokens", f"{self.num_tokens:,}"))
+        for name, verb, count in (("BOS", "begin", self.num_with_bos), ("EOS", "end", self.num_with_eos)):
+            said = (
+                "none asked for" if count is None else f"{count:,} of {self.num_documents:,} documents {verb} with it"
+            )
+            rows.append((name, said))
+        if self.reference:
+            rows.append(("compared", f"ids of {self.num_compared:,} documents with {self.reference}'s"))
+        return rows
+
+
+def verify(
+    store: Path,
+    *,
+    against: Sequence[str] = (),
+    every: bool = False,
+    advance: Advance = lambda _stage, _done, _total: None,
+) -> Verification:
+    """Check every file of a store and, given its inputs, ids of a sample (or all) against the reference.
+
+    What is wrong with the store is a problem in the result; inputs that do not exist are an
+    exception.
+    """
+    result = Verification()
+    try:
+        manifest = read_manifest(store)
+    except (StoreError, UnicodeDecodeError) as error:
+        said = str(error) if isinstance(error, StoreError) else f"{store / MANIFEST} is damaged: {error}; {RESTORE}"
+        result.problems.append(said)
+        return result
+    result.num_files, result.num_bytes = 1, (store / MANIFEST).stat().st_size
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    result.problems += [*_check_totals(manifest), *_check_names(manifest)]
+    if result.is_sound:
+        _check_run_file(store, result)
+        _check_files(store, manifest, shards, result, advance)
+        result.problems += _find_leftovers(store, manifest, shards)
+    if against and result.is_sound:
+        report = compare_with_inputs(
+            store, manifest, against, every=every, advance=lambda done, total: advance(COMPARING, done, total)
+        )
+        result.num_compared, result.reference = report.num_compared, report.reference
+        result.problems += report.problems
+    elif against:
+        result.problems.append("the store was not compared with its inputs, because of the problems above")
+    return result
+
+
+def _check_totals(manifest: Manifest) -> Iterator[str]:
+    """Numbers in the manifest that must agree with each other."""
+    if manifest.dtype not in DTYPES or manifest.dtype != dtype_for(manifest.tokenizer.vocab_size):
+        yield f"{MANIFEST} says {manifest.dtype} for a vocabulary of {manifest.tokenizer.vocab_size}; {RESTORE}"
+    for name, split in manifest.splits.items():
+        documents = sum(shard.num_documents for shard in split.shards)
+        tokens = sum(shard.num_tokens for shard in split.shards)
+        if (documents, tokens) != (split.num_documents, split.num_tokens):
+            yield (
+                f"{MANIFEST} says {split.num_documents} documents and {split.num_tokens} tokens in {name}, "
+                f"but its shards have {documents} and {tokens}; {RESTORE}"
+            )
+    if manifest.num_documents_in != manifest.num_documents + manifest.num_rejects:
+        yield (
+            f"{MANIFEST} says {manifest.num_documents_in} documents were read, but {manifest.num_documents} "
+            f"were stored and {manifest.num_rejects} rejected; {RESTORE}"
+        )
+    if manifest.num_rejects != sum(manifest.rejects.values()):
+        yield f"{MANIFEST} says {manifest.num_rejects} rejects, but {manifest.rejects} by reason; {RESTORE}"
+
+
+def _check_names(manifest: Manifest) -> Iterator[str]:
+    """Shards must lie in the folder of their split, each under a name of its own."""
+    seen = set()
+    for name, split in manifest.splits.items():
+        for shard in split.shards:
+            if not re.fullmatch(rf"{re.escape(name)}/shard-[0-9]+-[0-9]+", shard.name) or shard.name in seen:
+                yield f"{MANIFEST} lists a shard {shard.name!r} in {name}, which cannot be; {RESTORE}"
+            seen.add(shard.name)
+
+
+def _check_run_file(store: Path, result: Verification) -> None:
+    """The seal of run.json; a run that was killed just after its manifest has no such file."""
+    path = store / "run.json"
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    result.num_files += 1
+    result.num_bytes += len(data)
+    try:
+        decode_sealed(data, RunInfo, path)
+    except (StoreError, UnicodeDecodeError):
+        result.problems.append(f"{path} is damaged: its checksum does not match; it holds speeds only, so remove it")
+
+
+def _check_files(
+    store: Path, manifest: Manifest, shards: list[ShardInfo], result: Verification, advance: Advance
+) -> None:
+    """Check what the manifest lists, shards on several threads: hashing and numpy release the GIL."""
+    others = {store / "tokenizer" / name: info for name, info in manifest.tokenizer.files.items()}
+    others |= {store / name: info for name, info in manifest.files.items()}
+    files = [*others.values(), *(info for shard in shards for info in shard.files.values())]
+    total = sum(info.bytes for info in files)
+    tally = Tally(lambda done: advance(CHECKING, done, total))
+    damage = [problem for path, info in others.items() for problem in check_file(path, info, tally)]
+    if not damage:
+        damage += [*_check_tokenizer(store, manifest), *_check_rejects(store, manifest)]
+    with_bos = with_eos = 0
+    with ThreadPoolExecutor(min(MOST_THREADS, usable_cores())) as pool:
+        for checked in pool.map(ShardChecker(store, manifest, tally).check, shards):
+            damage += checked.problems
+            result.num_documents += checked.num_documents
+            result.num_tokens += checked.num_tokens
+            with_bos += checked.num_with_bos
+            with_eos += checked.num_with_eos
+    result.num_files += tally.num_files
+    result.num_bytes += tally.num_bytes
+    result.num_with_bos = None if manifest.special_tokens.bos_id is None else with_bos
+    result.num_with_eos = None if manifest.special_tokens.eos_id is None else with_eos
+    result.problems += damage
+
+
+def _check_tokenizer(store: Path, manifest: Manifest) -> Iterator[str]:
+    """The files must be those of the tokenizer that the manifest describes."""
+    described = manifest.tokenizer
+    if described.kind == "bytes":
+        return
+    try:
+        tokenizer = open_tokenizer(store / "tokenizer", described.name)
+    except (TokenmillError, OSError) as error:
+        yield f"{store / 'tokenizer'} cannot be loaded ({error}); {RESTORE}"
+        return
+    if (tokenizer.sha256, tokenizer.vocab_size) != (described.sha256, described.vocab_size):
+        yield f"{store / 'tokenizer'} holds another tokenizer than {MANIFEST} describes; {RESTORE}"
+
+
+class _RejectLine(msgspec.Struct):
+    reason: str
+    documents: int = 1
+
+
+def _check_rejects(store: Path, manifest: Manifest) -> Iterator[str]:
+    """rejects.jsonl must have as many documents of each reason as the manifest counts."""
+    path = store / REJECTS
+    counts: Counter[str] = Counter()
+    decoder = msgspec.json.Decoder(_RejectLine)
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                reject = decoder.decode(line)
+                counts[reject.reason] += reject.documents
+    except FileNotFoundError:
+        pass
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        yield f"{path} holds a line that is no reject ({error}); {RESTORE}"
+        return
+    if counts != manifest.rejects:
+        yield f"{path} has {dict(sorted(counts.items()))} rejects, but {MANIFEST} says {manifest.rejects}; {RESTORE}"
+
+
+def _find_leftovers(store: Path, manifest: Manifest, shards: list[ShardInfo]) -> Iterator[str]:
+    """Files that the manifest does not know: a program that lists directories would take them for data."""
+    known = {f"{shard.name}{suffix}" for shard in shards for suffix in shard.files}
+    known |= {f"tokenizer/{name}" for name in manifest.tokenizer.files}
+    for folder in ("train", "val", "tokenizer"):
+        for path in sorted((store / folder).rglob("*")):
+            if not path.is_dir() and path.relative_to(store).as_posix() not in known:
+                yield f"{path} does not belong to the store; remove it"
+    for path in sorted(store.glob("*.tmp")):
+        yield f"{path} was left by a killed run; remove it"

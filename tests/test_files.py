@@ -1,0 +1,344 @@
+"""Listing inputs, decompressing them down to the last readable byte, and replacing files."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import stat
+from pathlib import Path
+
+import pytest
+import xxhash
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.errors import DataError, UsageError
+from tokenmill.files import (
+    DamagedInput,
+    detect_compression,
+    expand_inputs,
+    fingerprint,
+    open_stream,
+    relative_names,
+    sync_directory,
+    write_durably,
+)
+
+LINES = b"".join(b"line %d of %d\n" % (number, number * 7919 % 10007) for number in range(120))
+SKIPPABLE = b"\x53\x2a\x4d\x18\x05\0\0\0abcde"
+
+
+def zstd(data: bytes, *, checksum: bool = True) -> bytes:
+    return zstandard.ZstdCompressor(level=3, write_checksum=checksum).compress(data)
+
+
+def zstd_in_blocks(data: bytes, step: int) -> bytes:
+    """One frame with a block per `step` bytes, as a writer that flushes makes it."""
+    compressor = zstandard.ZstdCompressor(write_checksum=True).compressobj()
+    pieces = []
+    for start in range(0, len(data), step):
+        pieces.append(compressor.compress(data[start : start + step]))
+        pieces.append(compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+    return b"".join(pieces) + compressor.flush()
+
+
+def read_all(path: Path, compression: str, size: int = 700, **options: int) -> tuple[bytes, str | None]:
+    """Everything a stream hands over, and the damage at its end."""
+    pieces = []
+    with open_stream(path, compression, **options) as stream:
+        try:
+            while data := stream.read(size):
+                assert len(data) <= size or compression != "none"
+                pieces.append(data)
+        except DamagedInput as damage:
+            with pytest.raises(DamagedInput):
+                stream.read(size)
+            return b"".join(pieces), damage.reason
+    return b"".join(pieces), None
+
+
+def make_files(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_inputs_come_in_the_order_given_and_directories_are_sorted(here: Path) -> None:
+    make_files(here, "z.jsonl", "d/b.jsonl", "d/a/2.jsonl", "d/a/1.jsonl", "d/.hidden", "d/.git/config", "a.txt")
+    found = expand_inputs(["z.jsonl", "d", "*.txt"])
+    assert [path.as_posix() for path in found] == ["z.jsonl", "d/a/1.jsonl", "d/a/2.jsonl", "d/b.jsonl", "a.txt"]
+
+
+def test_globs_are_sorted_and_reach_down_with_two_stars(here: Path) -> None:
+    make_files(here, "d/10.jsonl", "d/e/f/2.jsonl", "d/1.jsonl", "d/.x.jsonl", "d/1.txt")
+    assert [path.as_posix() for path in expand_inputs(["d/*.jsonl"])] == ["d/1.jsonl", "d/10.jsonl"]
+    assert [path.name for path in expand_inputs(["d/**/*.jsonl"])] == ["1.jsonl", "10.jsonl", "2.jsonl"]
+
+
+def test_a_list_names_one_path_per_line(here: Path) -> None:
+    make_files(here, "b c.jsonl", "a.jsonl", "d/x.jsonl")
+    (here / "files.txt").write_text("b c.jsonl\n\n  a.jsonl\r\nd\n")
+    assert [path.as_posix() for path in expand_inputs(["@files.txt"])] == ["b c.jsonl", "a.jsonl", "d/x.jsonl"]
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_that_file(here: Path) -> None:
+    make_files(here, "a[1].jsonl", "a1.jsonl")
+    assert expand_inputs(["a[1].jsonl"]) == [Path("a[1].jsonl")]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "named"),
+    [
+        (["missing.jsonl"], "missing.jsonl"),
+        (["a.jsonl", "*.parquet"], "*.parquet"),
+        (["empty"], "empty"),
+        (["@missing.txt"], "missing.txt"),
+        (["@blank.txt"], "blank.txt"),
+        (["a.jsonl", "./a.jsonl"], "a.jsonl"),
+        (["pipe"], "pipe"),
+        ([], "no input"),
+    ],
+)
+def test_an_input_that_gives_no_file_is_refused_by_name(here: Path, inputs: list[str], named: str) -> None:
+    make_files(here, "a.jsonl", "empty/.hidden")
+    (here / "blank.txt").write_text("\n\n")
+    os.mkfifo(here / "pipe")
+    with pytest.raises(UsageError, match=named.replace("*", r"\*")):
+        expand_inputs(inputs)
+
+
+def test_a_file_found_twice_is_read_once_at_its_first_place(here: Path) -> None:
+    make_files(here, "d/a.jsonl", "d/b.jsonl")
+    assert [path.name for path in expand_inputs(["d/b*", "d", "d/*.jsonl"])] == ["b.jsonl", "a.jsonl"]
+    assert [path.name for path in expand_inputs(["d/b.jsonl", "d"])] == ["b.jsonl", "a.jsonl"]
+
+
+def test_links_to_folders_are_followed_without_going_in_circles(here: Path) -> None:
+    make_files(here, "other/x.jsonl", "d/a.jsonl")
+    (here / "d/more").symlink_to(here / "other")
+    (here / "other/back").symlink_to(here / "d")
+    assert [path.as_posix() for path in expand_inputs(["d"])] == ["d/a.jsonl", "d/more/x.jsonl"]
+
+
+def test_a_name_that_is_not_utf8_is_refused(here: Path) -> None:
+    try:
+        Path(os.fsdecode(b"bad\xff.jsonl")).write_bytes(b"x")
+    except OSError:
+        pytest.skip("the file system takes UTF-8 names only")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        expand_inputs(["*.jsonl"])
+
+
+def test_names_are_relative_to_the_common_folder(here: Path) -> None:
+    assert relative_names([Path("c/a/x.jsonl"), Path("c/b/y.jsonl")]) == ["a/x.jsonl", "b/y.jsonl"]
+    assert relative_names([here / "c" / "x.jsonl"]) == ["x.jsonl"]
+    assert relative_names([Path("/x.jsonl"), Path("/y/z.jsonl")]) == ["x.jsonl", "y/z.jsonl"]
+    assert relative_names([Path("c/d/x.jsonl"), Path("c/../c/y.jsonl")]) == ["d/x.jsonl", "y.jsonl"]
+    assert relative_names([]) == []
+
+
+def test_compression_is_told_from_the_content() -> None:
+    assert detect_compression(gzip.compress(b""), "x.zst") == "gzip"
+    assert detect_compression(zstd(b""), "x.gz") == "zstd"
+    assert detect_compression(SKIPPABLE + zstd(b""), "x") == "zstd"
+    assert detect_compression(b'{"text": "a"}', "x.jsonl.gz") == "none"
+    assert detect_compression(b"", "x.zst") == "none"
+    assert detect_compression(b"BZh9 is a text", "x") == "none"
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"BZh91AY&SY....", "bzip2"),
+        (b"\xfd7zXZ\x00....", "xz"),
+        (b"\x04\x22\x4d\x18....", "lz4"),
+        (b"PK\x03\x04....", "zip"),
+        (b"7z\xbc\xaf\x27\x1c....", "7z"),
+    ],
+)
+def test_compression_that_is_not_read_is_refused_by_name(head: bytes, kind: str) -> None:
+    with pytest.raises(DataError, match=rf"^web-07\.jsonl: is a {kind}.*zstd"):
+        detect_compression(head, "web-07.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("compression", "content"),
+    [
+        ("none", LINES),
+        ("gzip", gzip.compress(LINES)),
+        ("gzip", gzip.compress(LINES[:1000]) + gzip.compress(b"") + gzip.compress(LINES[1000:])),
+        ("gzip", gzip.compress(LINES) + b"\0" * 1000),
+        ("gzip", gzip.compress(LINES[:100]) + b"\0" * 512 + gzip.compress(LINES[100:])),
+        ("zstd", zstd(LINES)),
+        ("zstd", zstd(LINES[:1000]) + SKIPPABLE + zstd(b"") + zstd(LINES[1000:], checksum=False) + SKIPPABLE),
+        ("zstd", SKIPPABLE + zstd_in_blocks(LINES, 100)),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 700, 1 << 20])
+def test_members_and_frames_are_joined(tmp_path: Path, compression: str, content: bytes, size: int) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    assert read_all(path, compression, size) == (LINES, None)
+
+
+@pytest.mark.parametrize(
+    ("compression", "content", "ends"),
+    [
+        ("gzip", gzip.compress(LINES[:1500]) + gzip.compress(LINES[1500:]), {len(gzip.compress(LINES[:1500]))}),
+        (
+            "zstd",
+            zstd(LINES[:1500]) + SKIPPABLE + zstd_in_blocks(LINES[1500:], 200),
+            {len(zstd(LINES[:1500])), len(zstd(LINES[:1500]) + SKIPPABLE)},
+        ),
+    ],
+)
+def test_a_file_cut_anywhere_gives_a_prefix_and_then_reports_damage(
+    tmp_path: Path, compression: str, content: bytes, ends: set[int]
+) -> None:
+    path = tmp_path / "x"
+    longest = b""
+    for length in range(1, len(content)):
+        path.write_bytes(content[:length])
+        data, damage = read_all(path, compression)
+        assert LINES.startswith(data)
+        assert len(data) >= len(longest)
+        assert (damage is None) == (length in ends), length
+        longest = data
+    assert len(longest) >= len(LINES) - 10
+
+
+@pytest.mark.parametrize(
+    ("compression", "content"), [("gzip", gzip.compress(LINES)), ("zstd", zstd_in_blocks(LINES, 200))]
+)
+def test_a_flipped_bit_never_passes_in_silence(tmp_path: Path, compression: str, content: bytes) -> None:
+    path = tmp_path / "x"
+    for offset in range(len(content)):
+        flipped = bytearray(content)
+        flipped[offset] ^= 0x10
+        path.write_bytes(flipped)
+        data, damage = read_all(path, compression)
+        assert data == LINES or damage is not None, offset
+
+
+def test_what_comes_before_damage_is_handed_over_to_the_last_block(tmp_path: Path) -> None:
+    words = random.Random(0)
+    text = b"".join(b"%d\n" % words.randrange(10**12) for _ in range(40_000))
+    content = bytearray(zstd_in_blocks(text, 5000))
+    content[len(content) // 2] ^= 0xFF
+    path = tmp_path / "x.zst"
+    path.write_bytes(content)
+    data, damage = read_all(path, "zstd", 1 << 20)
+    assert damage is not None
+    assert text.startswith(data)
+    assert len(data) % 5000 == 0
+    assert abs(len(data) - len(text) // 2) < 10_000
+
+    content = bytearray(gzip.compress(text))
+    content[-6] ^= 1
+    path.write_bytes(content)
+    assert read_all(path, "gzip", 1 << 20) == (text, "the gzip data cannot be read: incorrect checksum found")
+
+
+@pytest.mark.parametrize("garbage", [b"x", b"xyz", b"garbage!", b"{}\n" * 100])
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+def test_garbage_after_the_data_is_damage(tmp_path: Path, compression: str, garbage: bytes) -> None:
+    path = tmp_path / "x"
+    path.write_bytes((gzip.compress(LINES) if compression == "gzip" else zstd(LINES)) + garbage)
+    data, damage = read_all(path, compression)
+    assert data == LINES
+    assert damage is not None
+
+
+def test_a_frame_that_needs_too_large_a_window_says_so(tmp_path: Path) -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=26, write_content_size=False)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    path = tmp_path / "x.zst"
+    path.write_bytes(compressor.compress(LINES) + compressor.flush())
+    assert read_all(path, "zstd") == (LINES, None)
+    data, damage = read_all(path, "zstd", max_window_bytes=1 << 25)
+    assert data == b""
+    assert damage is not None
+    assert "window above 32 MiB" in damage
+
+
+def test_a_small_file_that_unpacks_to_much_is_read_in_pieces(tmp_path: Path) -> None:
+    for compression, content in (("gzip", gzip.compress(bytes(20 << 20))), ("zstd", zstd(bytes(20 << 20)))):
+        path = tmp_path / compression
+        path.write_bytes(content)
+        with open_stream(path, compression) as stream:
+            assert max(len(data) for data in iter(lambda: stream.read(65536), b"")) <= 65536
+
+
+def test_a_missing_file_is_a_data_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.jsonl: cannot be opened"):
+        open_stream(tmp_path / "gone.jsonl", "none")
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=5), st.integers(1, 400), st.booleans())
+def test_any_parts_come_back_joined(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], size: int, is_gzip: bool
+) -> None:
+    path = tmp_path_factory.mktemp("parts") / "x"
+    path.write_bytes(b"".join(gzip.compress(part) if is_gzip else zstd(part) for part in parts))
+    assert read_all(path, "gzip" if is_gzip else "zstd", size) == (b"".join(parts), None)
+
+
+def test_a_fingerprint_is_a_hash_of_size_and_content(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"abc")
+    assert fingerprint(path) == xxhash.xxh3_128((3).to_bytes(8, "little") + b"abc").hexdigest()
+    path.write_bytes(b"abd")
+    assert fingerprint(path) != xxhash.xxh3_128((3).to_bytes(8, "little") + b"abc").hexdigest()
+
+
+def test_the_fingerprint_of_a_large_file_reads_its_ends_and_blocks_between(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    size = 9 << 20
+    path.write_bytes(bytes(size))
+    seen = {fingerprint(path)}
+    room = size - 2 * 65536 - 4096
+    for offset in (0, 65535, 65536 + room * 31 // 63, size - 65536, size - 1):
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(b"\x01")
+        seen.add(fingerprint(path))
+    assert len(seen) == 6
+    with path.open("ab") as file:
+        file.write(b"\0")
+    assert fingerprint(path) not in seen
+
+
+def test_writing_durably_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    write_durably(path, b"one")
+    write_durably(path, b"two")
+    sync_directory(tmp_path)
+    assert path.read_bytes() == b"two"
+    assert os.listdir(tmp_path) == ["manifest.json"]
+    assert stat.S_ISREG(path.stat().st_mode)
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "manifest.json"
+    write_durably(path, b"one")
+    temporary: list[str] = []
+
+    def fail(descriptor: int) -> None:
+        temporary.extend(name for name in os.listdir(tmp_path) if name.endswith(".tmp"))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_durably(path, b"two")
+    assert temporary
+    assert path.read_bytes() == b"one"
+    assert os.listdir(tmp_path) == ["manifest.json"]
