@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.test_readers import Pieces, gather, line, read_in_ranges
+from tests.reading import Pieces, delimited, gather, line, read_in_ranges
 from tokenmill.files import open_stream
-from tokenmill.readers import ReadOptions, reader_for
 from tokenmill.readers.cutting import CutSpan, cut_stream
-from tokenmill.readers.parquet import ParquetReader
 
 
 class Sinks:
@@ -68,9 +66,7 @@ def test_spans_hold_the_documents_of_the_same_ranges(
     delimiter = (separator or "\n").encode()
     data = delimiter.join(pieces) + (delimiter if last else b"")
     folder = tmp_path_factory.mktemp("spans")
-    options = ReadOptions(separator=separator)
-    reader = reader_for(format, options)
-    assert not isinstance(reader, ParquetReader)
+    reader = delimited(format, separator=separator)
     sinks = Sinks(folder)
     spans = list(cut_stream(Pieces(data, sizes), delimiter=delimiter, task_bytes=task_bytes, sink=sinks))
     check_spans(spans, sinks, data, task_bytes)
@@ -99,8 +95,7 @@ def test_spans_hold_the_documents_of_the_same_ranges(
 def test_delimiters_that_overlap_themselves_are_cut_as_str_split_does(
     tmp_path_factory: pytest.TempPathFactory, text: str, separator: str, task_bytes: int, sizes: list[int]
 ) -> None:
-    reader = reader_for("text", ReadOptions(separator=separator))
-    assert not isinstance(reader, ParquetReader)
+    reader = delimited("text", separator=separator)
     data = text.encode()
     sinks = Sinks(tmp_path_factory.mktemp("spans"))
     spans = list(cut_stream(Pieces(data, sizes), delimiter=reader.delimiter, task_bytes=task_bytes, sink=sinks))
@@ -173,8 +168,7 @@ def test_a_compressed_file_is_cut_like_the_plain_one(tmp_path: Path) -> None:
     with open_stream(path, "gzip") as stream:
         spans = list(cut_stream(stream, delimiter=b"\n", task_bytes=10_000, sink=sinks))
     check_spans(spans, sinks, data, 10_000)
-    reader = reader_for("jsonl", ReadOptions())
-    assert not isinstance(reader, ParquetReader)
+    reader = delimited("jsonl")
     texts = []
     for span in spans:
         with open_stream(tmp_path / str(span.number), "none") as spool:

@@ -85,6 +85,125 @@ def tokenize(
     print_summary(outcome, request)
 
 
+@app.command(no_args_is_help=True)
+def status(
+    store: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the store.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until the run ends.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what is done, speed, ETA and memory of a run, from any terminal, also after it has died."""
+    import time
+
+    from rich.live import Live
+
+    from tokenmill.status import read_status, render_status
+
+    if as_json:
+        _print_json(read_status(store))
+    elif not watch:
+        _console().print(render_status(read_status(store)))
+    else:
+        with Live(render_status(read_status(store)), console=_console(), refresh_per_second=4) as live:
+            while (now := read_status(store)).state == "running":
+                live.update(render_status(now))
+                time.sleep(0.5)
+            live.update(render_status(now))
+
+
+@app.command(no_args_is_help=True)
+def inspect(
+    store: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the store.")],
+    document: Annotated[Optional[int], typer.Option(help="Show one document with its tokens in colour.")] = None,
+    split: Annotated[str, typer.Option(help="Split of the document.")] = "train",
+    max_tokens: Annotated[int, typer.Option(help="Show at most this many tokens of it.")] = 200,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show totals and document lengths, or one document with its tokens and ids."""
+    from tokenmill.inspection import overview_json, render_document, render_overview
+    from tokenmill.store.store import TokenStore
+
+    opened = TokenStore(store)
+    if as_json:
+        _print_json(overview_json(opened))
+    elif document is None:
+        _console().print(render_overview(opened))
+    else:
+        _console().print(render_document(opened, document, split, max_tokens=max_tokens))
+
+
+@app.command(no_args_is_help=True)
+def verify(
+    store: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the store.")],
+    against: Annotated[Optional[list[str]], typer.Option(help="Compare ids of a sample with the reference, from these inputs.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="With --against: compare every document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check every byte and every document of a store, and its ids against the reference."""
+    from tokenmill.verification import verify as check
+
+    result = check(store, against=against or [], every=every)
+    if as_json:
+        _print_json(result)
+    else:
+        for name, value in result.rows():
+            print(f"{name:<12} {value}")
+    for problem in result.problems:
+        print(problem, file=sys.stderr)
+    if not result.is_sound:
+        raise TokenmillError(f"{store} has {len(result.problems)} problem{'s' if len(result.problems) > 1 else ''}")
+    if not as_json:
+        print("sound")
+
+
+@app.command("train-tokenizer", no_args_is_help=True)
+def train_tokenizer(
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, directories, globs, or @list.txt.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory for tokenizer.json.")],
+    vocab_size: Annotated[int, typer.Option(help="How many tokens it shall have.")],
+    text_key: Annotated[str, typer.Option(help="Field that holds the text.")] = "text",
+    special_tokens: Annotated[str, typer.Option(help="Comma-separated; the first ends documents.")] = "<|endoftext|>",
+    sample: Annotated[str, typer.Option(help="Use at most this much text.")] = "200MB",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a tokenizer that is there.")] = False,
+) -> None:
+    """Train a byte-level BPE tokenizer on your own text."""
+    from tokenmill.machine import parse_bytes
+    from tokenmill.progress import choose_display
+    from tokenmill.training import train_tokenizer as train
+
+    trained = train(
+        inputs,
+        out,
+        vocab_size=vocab_size,
+        text_key=text_key,
+        special_tokens=special_tokens.split(","),
+        limit_bytes=parse_bytes(sample, "--sample"),
+        overwrite=overwrite,
+        display=choose_display(),
+    )
+    print(f"{trained.path / 'tokenizer.json'}: {trained.vocab_size:,} tokens from {trained.num_bytes / 1e6:.1f} MB of text")
+    print(f"Next: tokenmill tokenize INPUT... -o OUT --tokenizer {trained.path}")
+
+
+@app.command()
+def demo(folder: Annotated[Optional[Path], typer.Argument(help="Where to work [default: a temporary folder].")] = None) -> None:
+    """Go the whole way on text that every machine has, offline, in under a minute."""
+    from tokenmill.demo import run_demo
+
+    run_demo(folder, _console())
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _print_json(value: Any) -> None:
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
 def _merge_config(config: Path | None, flags: dict[str, Any], context: typer.Context) -> dict[str, Any]:
     """Flags given on the command line over those of the file, over the defaults."""
     sources = {key: context.get_parameter_source(key) for key in flags}

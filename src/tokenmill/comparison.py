@@ -363,8 +363,8 @@ class _Judge:
                 self._indexes.clear()
             path = self._store / f"{shard.name}.idx"
             offset = INDEX_HEADER_BYTES + 4 * shard.num_documents
-            pointers = np.memmap(path, "<i8", mode="r", offset=offset, shape=(shard.num_documents,))
-            self._indexes[shard.name] = (index_lengths(path, shard, self._manifest.dtype), pointers)
+            mapped = np.memmap(path, "<i8", mode="r", offset=offset, shape=(shard.num_documents,))
+            self._indexes[shard.name] = (index_lengths(path, shard, self._manifest.dtype), mapped)
         lengths, pointers = self._indexes[shard.name]
         dtype = DTYPES[self._manifest.dtype][1]
         return np.fromfile(self._store / f"{shard.name}.bin", dtype, int(lengths[inner]), offset=int(pointers[inner]))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -39,9 +39,10 @@ LAST_GROUPS = 2
 MOST_PER_CHARACTER = 4
 """A character of UTF-8 has four bytes, so no more tokens than that can share one."""
 PIECE_COLUMNS = 18
-SHADES = ("black on bright_blue", "black on bright_yellow")
+SHADES = ("color(16) on color(117)", "color(16) on color(222)")
+"""Light blue and light gold; in a terminal of 16 colours they stay two different ones."""
 JOINERS = "\u200c\u200d"
-SPECIAL = "bold white on magenta"
+SPECIAL = "bold color(231) on color(90)"
 
 
 @dataclass(frozen=True)
@@ -156,14 +157,14 @@ def overview_json(store: TokenStore) -> dict[str, Any]:
 
 
 def render_overview(store: TokenStore) -> RenderableType:
-    """Totals, how the store was made, and a histogram of document lengths for each split."""
+    """Totals, how the store was made, and a histogram of document lengths in the largest split."""
     lengths = {name: measure_lengths(split) for name, split in store.splits.items()}
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold cyan", no_wrap=True)
     facts.add_column()
     for name, value in _facts(store):
         facts.add_row(name, Text(value))
-    totals = Table(box=None, padding=(0, 2), header_style="bold cyan")
+    totals = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold cyan")
     totals.add_column("split")
     for title in ("documents", "tokens", "mean", "median", "longest"):
         totals.add_column(title, justify="right")
@@ -171,9 +172,9 @@ def render_overview(store: TokenStore) -> RenderableType:
         figures = (f"{split.num_documents:,}", f"{split.num_tokens:,}", f"{split.mean:,.1f}", f"{split.median:,.1f}")
         totals.add_row(name, *figures, f"{split.longest:,}")
     parts: list[RenderableType] = [facts, Text(), totals]
-    for name, split in lengths.items():
-        if split.num_documents:
-            parts += [Text(), Text(f"tokens per document, {name}", style="bold cyan"), _render_histogram(split)]
+    name, largest = max(lengths.items(), key=lambda item: item[1].num_documents)
+    if largest.num_documents:
+        parts += [Text(), Text(f"tokens per document, {name}", style="bold cyan"), _render_histogram(largest)]
     return Group(*parts)
 
 
@@ -206,7 +207,8 @@ def _describe_parity(manifest: Manifest) -> str:
     parity = manifest.engine.parity
     if parity is None:
         return ", the reference itself"
-    texts = f"{parity.num_documents:,} documents ({format_bytes(parity.num_bytes)}) and {parity.num_awkward:,} awkward strings"
+    documents = f"{parity.num_documents:,} documents ({format_bytes(parity.num_bytes)})"
+    texts = f"{documents} and {parity.num_awkward:,} awkward strings"
     if parity.num_mismatches:
         return f": the reference, because a faster engine differed on {parity.num_mismatches:,} of {texts}"
     return f": ids equal {parity.reference}'s on {texts}"
@@ -226,7 +228,7 @@ def _render_histogram(lengths: Lengths) -> RenderableType:
     most = max(count for _, _, count in lengths.bins)
     rows = Table.grid(padding=(0, 1))
     for justify in ("right", "left", "right", "right"):
-        rows.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        rows.add_column(justify=justify, no_wrap=True)
     for start, stop, count in lengths.bins:
         name = f"{start:,}" if start >= stop else f"{start:,} - {stop:,}"
         share = f"{100 * count / lengths.num_documents:.1f}%"
@@ -333,17 +335,25 @@ class _Tokens:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         colour = console.color_system is not None and not console.no_color
-        yield self._draw(self._head, colour)
+        yield self._draw(self._head, colour, options.max_width)
         if self._hidden:
             yield Text(f"... {self._hidden:,} more tokens ...", style="dim")
-            yield self._draw(self._tail, colour)
+            yield self._draw(self._tail, colour, options.max_width)
 
-    def _draw(self, groups: list[TokenGroup], colour: bool) -> Text:
-        text = Text(overflow="fold")
+    def _draw(self, groups: list[TokenGroup], colour: bool, width: int) -> Text:
+        """Lines are broken between tokens, because breaking at a space would swallow it."""
+        text, column = Text(no_wrap=True), 0
         for number, group in enumerate(groups):
-            if number and not colour:
-                text.append("│")
-            text.append(_show_lines(group.text), style=SPECIAL if group.special else SHADES[number % 2])
+            style = SPECIAL if group.special else SHADES[number % 2]
+            for part, line in enumerate(_show_lines(group.text)):
+                bar = "│" if number and not part and not colour else ""
+                for piece in chop_cells(line, width - 1) or [""]:
+                    if part or column + cell_len(bar + piece) > width:
+                        text.append("\n")
+                        column, part = 0, 0
+                    text.append(bar).append(piece, style=style)
+                    column += cell_len(bar + piece)
+                    bar = ""
         return text
 
 
@@ -362,7 +372,7 @@ class _Ids:
     def _draw(self, groups: list[TokenGroup], width: int) -> Iterator[Text]:
         above, below = Text(no_wrap=True), Text(no_wrap=True, style="dim")
         for number, group in enumerate(groups):
-            piece = _shorten(show_safely(group.text).replace(" ", "␣"), PIECE_COLUMNS) or "∅"
+            piece = _shorten("".join(_show_lines(group.text)).replace(" ", "␣"), PIECE_COLUMNS) or "∅"
             numbers = " ".join(map(str, group.ids))
             columns = max(cell_len(piece), len(numbers))
             if above and cell_len(above.plain) + columns > width:
@@ -379,9 +389,10 @@ def show_safely(text: str) -> str:
     return text if text.isprintable() else "".join(_symbol(character) for character in text)
 
 
-def _show_lines(text: str) -> str:
-    """As `show_safely`, with line ends both marked and kept."""
-    return "↵\n".join(map(show_safely, text.split("\n")))
+def _show_lines(text: str) -> list[str]:
+    """As `show_safely`, line by line; a line end is marked where it stands."""
+    *ended, last = map(show_safely, text.split("\n"))
+    return [*(f"{line}↵" for line in ended), last]
 
 
 def _symbol(character: str) -> str:

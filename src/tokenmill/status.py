@@ -64,6 +64,9 @@ def read_status(folder: Path) -> Status:
     if (folder / MANIFEST).exists():
         return _read_finished(folder, read_manifest(folder))
     if not (folder / ".tasks").is_dir() and holder is None:
+        if (folder / MANIFEST).exists():
+            # It was finished between the two looks.
+            return _read_finished(folder, read_manifest(folder))
         raise StoreError(f"{folder} is not a token store: it has neither {MANIFEST} nor an unfinished run")
     attempts = _read_attempts(folder)
     last = attempts[-1] if attempts else None
@@ -157,10 +160,10 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
     resumed = status.state != "finished" and moment is not None and moment.resumed_bytes
     yield "counts", f"{counted} in this attempt" if resumed else counted
     if moment is not None:
-        workers = f"{moment.num_workers} working, " if status.state == "running" else ""
+        workers = f", {moment.num_workers} workers busy" if status.state == "running" else ""
         peak = max(attempt.peak_memory_bytes for attempt in status.attempts)
         memory = f"{format_bytes(moment.memory_bytes)} now, " if status.state == "running" else ""
-        yield "workers", f"{workers}{moment.num_tasks_done:,} tasks done"
+        yield "tasks", f"{moment.num_tasks_done:,} done{workers}"
         yield "memory", f"{memory}{format_bytes(peak)} at most, of {format_bytes(moment.memory_limit)}"
     if status.attempts:
         yield "attempts", _describe_attempts(status)
@@ -185,9 +188,9 @@ def _describe_attempts(status: Status) -> str:
     retried = sum(attempt.num_retried for attempt in status.attempts)
     recycled = sum(attempt.num_recycled for attempt in status.attempts)
     if retried:
-        words += f", {retried} dead workers replaced"
+        words += f", {retried} dead worker{'s' if retried > 1 else ''} replaced"
     if recycled:
-        words += f", {recycled} caches recycled"
+        words += f", {recycled} cache{'s' if recycled > 1 else ''} recycled"
     return words
 
 

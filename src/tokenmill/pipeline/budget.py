@@ -6,9 +6,7 @@ engine whose cache has outgrown the worker's share is recycled.
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 from tokenmill.errors import UsageError
 from tokenmill.machine import available_memory, usable_cores
@@ -24,8 +22,6 @@ WORKER_BYTES = 260_000_000
 TOKENIZER_RATIO = 12
 """A loaded tokenizer takes about this many times the size of its file."""
 CACHE_MARGIN = 0.85
-SHARED_MEMORY = Path("/dev/shm")
-SPOOL_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -35,16 +31,6 @@ class Budget:
     num_workers: int
     memory_bytes: int
     worker_bytes: int
-
-    def spool_folder(self, store: Path, task_bytes: int) -> Path:
-        """Where feeders put decompressed text: in memory when it fits the budget, else in the store."""
-        needed = (self.num_workers + 2) * task_bytes
-        folder = store / ".tasks" / "spool"
-        if needed <= SPOOL_SHARE * self.memory_bytes and _has_room(SHARED_MEMORY, 2 * needed):
-            folder = SHARED_MEMORY / f"tokenmill-{store.stat().st_ino:x}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        return folder
 
 
 def make_budget(request: Request, tokenizer_bytes: int) -> Budget:
@@ -67,10 +53,3 @@ def make_budget(request: Request, tokenizer_bytes: int) -> Budget:
         )
     share = int((budget - PARENT_BYTES) / workers * CACHE_MARGIN)
     return Budget(workers, budget, max(share, WORKER_BYTES))
-
-
-def _has_room(folder: Path, needed: int) -> bool:
-    try:
-        return shutil.disk_usage(folder).free > needed
-    except OSError:
-        return False

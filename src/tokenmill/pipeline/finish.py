@@ -50,6 +50,7 @@ def finish(
 ) -> Manifest:
     """Write rejects.jsonl and the manifest from the journal, then remove the journal."""
     records = list(journal.records())
+    journal.sweep({record.name: record for record in records})
     store = journal.store
     rejects: Counter[str] = Counter()
     for record in records:

@@ -15,7 +15,7 @@ from tokenmill.engines import REFERENCES, Engine, Tokenizer, create, open_tokeni
 from tokenmill.engines.awkward import awkward_strings
 from tokenmill.engines.decoding import Decoder
 from tokenmill.errors import DataError
-from tokenmill.pipeline.messages import GateResult
+from tokenmill.pipeline.messages import GateResult, Preview
 from tokenmill.pipeline.plan import InputFile, Span
 from tokenmill.pipeline.reading import read_span
 from tokenmill.pipeline.task import Job, surround
@@ -30,7 +30,7 @@ SAMPLE_MOST_BYTES = 32_000_000
 PLACES = 48
 LONG_DOCUMENT = 8_000
 BATCH = 256
-PREVIEW_TOKENS = 28
+PREVIEW_HEAD, PREVIEW_TAIL = 9, 3
 
 
 def hold_gate(job: Job, engine: Engine) -> GateResult:
@@ -45,8 +45,7 @@ def hold_gate(job: Job, engine: Engine) -> GateResult:
         reference = create(reference_name, tokenizer, special_tokens, threads=True)
         awkward = awkward_strings(list(tokenizer.special_tokens))
         parity = compare(engine, reference, documents, awkward)
-    preview, total = _preview(job, engine, tokenizer, documents)
-    return GateResult(parity, preview, total)
+    return GateResult(parity, _preview(job, engine, tokenizer, documents))
 
 
 def compare(engine: Engine, reference: Engine, documents: list[str], awkward: list[str]) -> ParityInfo:
@@ -137,13 +136,18 @@ def _documents(file: InputFile, span: Span, options: ReadOptions) -> Iterator[st
         return
 
 
-def _preview(
-    job: Job, engine: Engine, tokenizer: Tokenizer, documents: list[str]
-) -> tuple[list[tuple[int, str]], int]:
-    """The first tokens and the last ones of a document, as the run will write it."""
+def _preview(job: Job, engine: Engine, tokenizer: Tokenizer, documents: list[str]) -> Preview | None:
+    """A document decoded again with its special tokens, and its ids; short enough for two lines."""
     if not documents:
-        return [], 0
+        return None
     tokens, _ = surround(engine.encode(documents[:1]), job.settings.policy, dtype=np.int64, vocab_size=job.vocab_size)
     decoder = Decoder(tokenizer)
-    shown = tokens.tolist() if len(tokens) <= PREVIEW_TOKENS else [*tokens[: PREVIEW_TOKENS - 4].tolist(), *tokens[-4:].tolist()]
-    return [(token, decoder.piece(token)) for token in shown], len(tokens)
+    head, tail = tokens[:PREVIEW_HEAD].tolist(), tokens[PREVIEW_HEAD:][-PREVIEW_TAIL:].tolist()
+    middle = " ... " if len(tokens) > PREVIEW_HEAD + PREVIEW_TAIL else ""
+    text = _shown(decoder, head) + middle + _shown(decoder, tail)
+    return Preview(text, " ".join(map(str, head)) + (middle or " ") + " ".join(map(str, tail)), len(tokens))
+
+
+def _shown(decoder: Decoder, tokens: list[int]) -> str:
+    text = b"".join(decoder.token_bytes(token) for token in tokens).decode("utf-8", "replace")
+    return text.replace("\n", "⏎").replace("\t", "⇥")

@@ -109,6 +109,12 @@ class Journal:
         """Where a task keeps its rejects until they are joined."""
         return self.folder / f"{name}.rejects.jsonl"
 
+    def slot(self, number: int) -> Path:
+        """A file for decompressed text on its way from a feeder to a worker."""
+        folder = self.folder / "spool"
+        folder.mkdir(exist_ok=True)
+        return folder / f"slot-{number}"
+
     def end_stream(self, input: int, num_tasks: int) -> None:
         """Note that a stream was read to its end, so that a resumed run need not read it again."""
         write_durably(self.folder / f"stream-{input:05d}.json", msgspec.json.encode(num_tasks))

@@ -18,6 +18,7 @@ __all__ = [
     "FromWorker",
     "GateResult",
     "NeedSlot",
+    "Preview",
     "Progress",
     "RunGate",
     "RunTask",
@@ -114,12 +115,19 @@ class StreamEnded(msgspec.Struct, tag=True, frozen=True):
     num_tasks: int
 
 
+class Preview(msgspec.Struct, frozen=True):
+    """The start and end of one document as the run will write it."""
+
+    text: str
+    ids: str
+    num_tokens: int
+
+
 class GateResult(msgspec.Struct, tag=True, frozen=True):
     """The comparison with the reference, and one document as the run will write it."""
 
     parity: ParityInfo
-    preview: list[tuple[int, str]]
-    preview_tokens: int
+    preview: Preview | None
 
 
 ToWorker = RunTask | FeedStream | Slot | RunGate

@@ -57,8 +57,7 @@ class Observer:
         self._display = display
         self._budget = budget
         self._started = time.time()
-        self._clock = time.monotonic()
-        self._first: float | None = None
+        self._clock: float | None = None
         self._written = 0.0
         self._peak = 0
         self._memory = 0
@@ -80,7 +79,9 @@ class Observer:
         return self._peak
 
     def observe(self, tally: Tally) -> None:
-        """Take note of how far the run is; called several times a second."""
+        """Take note of how far the run is; called several times a second, first when tasks begin."""
+        if self._clock is None:
+            self._clock = time.monotonic()
         self._tally = tally
         work = tally.work
         self._snapshot = Snapshot(

@@ -148,7 +148,6 @@ class _Attempt:
                 plan,
                 self._journal,
                 num_workers=budget.num_workers,
-                spool=budget.spool_folder(self._store, self._settings.task_bytes),
                 max_errors=self._request.max_errors,
                 observe=observer.observe,
                 say=lambda text: self._display.say(text, style="yellow"),
@@ -231,9 +230,9 @@ def _introduce(display: Display, tokenizer: Tokenizer, job: Job, result: GateRes
         display.say(f"engine     {job.engine}")
     policy = job.settings.policy
     display.say(f"documents  BOS {_name(policy.bos_id)}, EOS {_name(policy.eos_id)}, special tokens {policy.special_tokens}")
-    if result.preview:
-        pieces = "".join(f"{piece}[{token}]" for token, piece in result.preview)
-        display.say(f"first one  {result.preview_tokens:,} tokens: {pieces}")
+    if result.preview is not None:
+        display.say(f"for example {result.preview.text}")
+        display.say(f"  {result.preview.num_tokens:,} ids   {result.preview.ids}")
     display.say(f"workers    {budget.num_workers}, {budget.memory_bytes / 1e9:.1f} GB of memory")
 
 

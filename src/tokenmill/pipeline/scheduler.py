@@ -12,7 +12,6 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -70,7 +69,6 @@ class Scheduler:
         journal: Journal,
         *,
         num_workers: int,
-        spool: Path,
         max_errors: int | None = None,
         observe: Callable[[Tally], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
@@ -93,12 +91,13 @@ class Scheduler:
         self._feeding: dict[Worker, Stream] = {}
         self._held_slot: dict[Worker, str] = {}
         self._hungry: deque[Worker] = deque()
-        self._free_slots = [str(spool / f"slot-{i}") for i in range(num_workers + 2)]
+        self._free_slots = [str(journal.slot(i)) for i in range(num_workers + 2)]
         self._attempts: dict[str, int] = {}
         self._done: dict[str, TaskRecord] = {}
         self._finished_streams: dict[int, int] = {}
         self._partial: dict[Worker, int] = {}
         self._num_rejects = 0
+        self._num_launched = 0
 
     def run(self, done: dict[str, TaskRecord], ended_streams: dict[int, int]) -> None:
         """Finish the plan, given what earlier attempts did; returns when every task is in the journal."""
@@ -142,21 +141,18 @@ class Scheduler:
 
     def _employ(self) -> None:
         """Give every idle worker a task, and start feeders while workers would starve."""
-        while self._idle and (self._spooled or self._pending):
-            self._assign(self._idle.pop())
-        while len(self._running) + len(self._idle) < self._num_workers and (self._spooled or self._pending):
-            number = len(self._running) + 1
-            self._assign(self._launch(f"worker {number}"))
+        while len(self._running) < self._num_workers and (self._spooled or self._pending):
+            self._assign(self._idle.pop() if self._idle else self._launch("worker"))
         starving = not self._spooled and not self._pending and len(self._running) < self._num_workers
         if self._streams and (not self._feeding or (starving and len(self._feeding) < self._num_workers)):
-            worker = self._launch(f"feeder {len(self._feeding) + 1}")
-            self._feed(worker, self._streams.popleft())
+            self._feed(self._launch("feeder"), self._streams.popleft())
         while self._hungry and self._free_slots:
             self._grant(self._hungry.popleft())
         self.tally.num_workers, self.tally.num_feeders = len(self._running), len(self._feeding)
 
-    def _launch(self, name: str) -> Worker:
-        return self._executor.launch(name, SERVE, self._payload)
+    def _launch(self, role: str) -> Worker:
+        self._num_launched += 1
+        return self._executor.launch(f"{role} {self._num_launched}", SERVE, self._payload)
 
     def _assign(self, worker: Worker) -> None:
         task = self._spooled.popleft() if self._spooled else heapq.heappop(self._pending)[3]
@@ -235,7 +231,6 @@ class Scheduler:
             self._idle.remove(worker)
         if worker in self._hungry:
             self._hungry.remove(worker)
-        self.tally.num_retried += 1
         if worker in self._feeding:
             stream = self._feeding.pop(worker)
             if worker in self._held_slot:
@@ -258,5 +253,6 @@ class Scheduler:
                 f"{worker.name} (process {worker.pid}) {how} at {what}, which had already killed a worker before; "
                 "give it more memory (--memory, fewer --workers) and run the same command again"
             )
+        self.tally.num_retried += 1
         self._say(f"{worker.name} (process {worker.pid}) {how} at {what}; trying it again")
         time.sleep(0.05)

@@ -159,10 +159,11 @@ def surround(
             inside[ends - 1] = False
         tokens[inside] = ids
     else:
-        starts = (firsts + before).tolist()
+        # Narrowed in one pass, then one memory copy a document: half the time of copies that narrow.
+        source, target = memoryview(ids.astype(dtype)), memoryview(tokens)
         edges = offsets.tolist()
-        for to, start, stop in zip(starts, edges, edges[1:], strict=False):
-            tokens[to : to + stop - start] = ids[start:stop]
+        for to, start, stop in zip((firsts + before).tolist(), edges, edges[1:], strict=False):
+            target[to : to + stop - start] = source[start:stop]
     if before:
         tokens[firsts] = policy.bos_id
     if after:

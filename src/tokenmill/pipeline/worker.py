@@ -146,7 +146,7 @@ class _Worker:
 
     def _flush(self) -> None:
         self._channel.send_bytes(encode(Progress(self._pending, self._num_recycled)))
-        self._pending = Stages()
+        self._pending, self._num_recycled = Stages(), 0
         self._reported = time.monotonic()
 
     def _feed(self, stream: Stream, done: set[int]) -> None:

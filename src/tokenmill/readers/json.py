@@ -57,11 +57,8 @@ _ONE_LINE = bytes.maketrans(b"\r\n", b"\t\t")
 _SCALAR_STARTS = frozenset(b"-0123456789tfn"[i : i + 1] for i in range(14))
 _BLANK = re.compile(rb"[ \t]*")
 _SCALAR = re.compile(rb'[^ \t,\[\]{}"]*')
-# Repeats are bounded, because each one takes memory until the match is done.
-# Up to the next bracket, over whole strings; stops before a string that does not end in the buffer.
-_QUIET = re.compile(rb'(?:[^"\[\]{}]+|"[^"\\]*(?:\\.[^"\\]*){0,999}"){0,999}', re.DOTALL)
-# Up to the string's closing quote; stops before a backslash that ends the buffer.
-_STRING_REST = re.compile(rb'[^"\\]*(?:\\.[^"\\]*){0,999}', re.DOTALL)
+_MARK = re.compile(rb'["\[\]{}]')
+_QUOTE, _BACKSLASH, _OPENING = ord('"'), ord("\\"), frozenset(b"[{")
 
 
 class JsonElements:
@@ -148,35 +145,31 @@ class JsonElements:
         return at + 1
 
     def _follow_element(self, data: bytes, at: int) -> int:
-        """Go to the end of the element, or of the data."""
+        """Go to the end of the element, or of the data; strings are leapt over from quote to quote."""
         if self._inside == "scalar":
             at = _end(_SCALAR, data, at)
             self._inside = "" if at < len(data) else "scalar"
             return at
-        while at < len(data):
-            if self._inside == "string":
-                at = _end(_STRING_REST, data, at)
-                if at == len(data) - 1 and data.endswith(b"\\"):
-                    self._rest = b"\\"
+        depth, in_string = self._depth, self._inside == "string"
+        while depth or in_string:
+            if in_string:
+                end = _string_end(data, at)
+                if end < 0:
+                    self._inside, self._depth = "string", depth
+                    self._rest = b"\\" if _num_backslashes(data, at, len(data)) % 2 else b""
                     return len(data)
-                if data.startswith(b'"', at):
-                    self._inside = "brackets" if self._depth else ""
-                    at += 1
+                at, in_string = end, False
+                continue
+            match = _MARK.search(data, at)
+            if match is None:
+                self._inside, self._depth = "brackets", depth
+                return len(data)
+            at = match.end()
+            if data[at - 1] == _QUOTE:
+                in_string = True
             else:
-                at = _end(_QUIET, data, at)
-                char = data[at : at + 1]
-                if char == b'"':
-                    self._inside = "string"
-                elif char in (b"[", b"{"):
-                    self._depth += 1
-                elif char in (b"]", b"}"):
-                    self._depth -= 1
-                    self._inside = "brackets" if self._depth else ""
-                else:
-                    continue
-                at += 1
-            if not self._inside:
-                break
+                depth += 1 if data[at - 1] in _OPENING else -1
+        self._inside = ""
         return at
 
     def _break_off(self, found: bytes) -> None:
@@ -194,3 +187,19 @@ def _end(pattern: re.Pattern[bytes], data: bytes, at: int) -> int:
     match = pattern.match(data, at)
     assert match is not None
     return match.end()
+
+
+def _string_end(data: bytes, at: int) -> int:
+    """The end of the string that `at` is inside of, -1 if that is not in the data."""
+    quote = data.find(b'"', at)
+    while quote >= 0 and _num_backslashes(data, at, quote) % 2:
+        quote = data.find(b'"', quote + 1)
+    return quote + 1 if quote >= 0 else -1
+
+
+def _num_backslashes(data: bytes, start: int, stop: int) -> int:
+    """How many backslashes end `data[start:stop]`."""
+    at = stop
+    while at > start and data[at - 1] == _BACKSLASH:
+        at -= 1
+    return stop - at

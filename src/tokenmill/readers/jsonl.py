@@ -105,7 +105,7 @@ class JsonlReader:
 
     def _decode_one(self, record: bytes | bytearray) -> tuple[str, tuple[Any, ...]] | Refusal:
         if len(record) > self._max_line:
-            return Refusal("too-long", f"{len(record):,} bytes, of which at most {self._max_line:,} are read")
+            return Refusal("too-long", f"{len(record):,} bytes in one document, more than --max-document-bytes allows")
         document = self._fields.decode_one(record)
         if isinstance(document, Refusal) or len(record) <= self._max_text:
             return document

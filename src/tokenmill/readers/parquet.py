@@ -68,7 +68,9 @@ class ParquetReader:
                     for rows in self._iter_rows(file, row, stop, batch_rows):
                         yield self._to_texts(path, rows, row, row - start)
                         row += len(rows)
-                    return
+                    if row >= stop:
+                        return
+                    damage = "there are fewer rows than the footer says"
                 except _arrow_errors() as error:
                     damage = _first_sentence(error)
         detail = f"damaged Parquet data after row {row}: {damage}"
@@ -97,7 +99,7 @@ class ParquetReader:
 
     def _batch_rows(self, file: Any, start: int, stop: int) -> int:
         """How many rows hold about `BATCH_BYTES` of text."""
-        groups = [file.metadata.row_group(index) for index, *_ in _groups_between(file.metadata, start, stop)]
+        groups = [file.metadata.row_group(index) for index, _ in _groups_between(file.metadata, start, stop)]
         num_rows = sum(int(group.num_rows) for group in groups)
         num_bytes = sum(map(self._text_bytes, groups))
         return max(1, min(MOST_BATCH_ROWS, BATCH_BYTES * num_rows // max(1, num_bytes)))
@@ -105,13 +107,13 @@ class ParquetReader:
     def _iter_rows(self, file: Any, start: int, stop: int, batch_rows: int) -> Iterator[Any]:
         """Record batches of exactly the rows in `[start, stop)`."""
         columns = [".".join(parts) for parts in (self._text_parts, *self._keep_parts)]
-        for group, first, last in _groups_between(file.metadata, start, stop):
+        for group, first in _groups_between(file.metadata, start, stop):
             row = first
             for batch in file.iter_batches(batch_rows, row_groups=[group], columns=columns, use_threads=False):
-                wanted = batch.slice(max(0, start - row), max(0, min(last, stop) - max(row, start)))
+                from_row, to_row = max(row, start), min(row + len(batch), stop)
+                if from_row < to_row:
+                    yield batch.slice(from_row - row, to_row - from_row)
                 row += len(batch)
-                if len(wanted):
-                    yield wanted
 
     def _to_texts(self, path: Path, rows: Any, position: int, line: int) -> TextBatch:
         column = _column(rows, self._text_parts)
@@ -213,13 +215,13 @@ def _advise(schema: Any) -> str:
     return f"columns of strings: {shown}. Pass --text-key {strings[0] if len(strings) == 1 else 'NAME'}"
 
 
-def _groups_between(metadata: Any, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Row groups that hold rows of `[start, stop)`: number, first row, row after the last."""
+def _groups_between(metadata: Any, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Row groups that hold rows of `[start, stop)`: number and first row."""
     first = 0
     for group in range(metadata.num_row_groups):
         last = first + metadata.row_group(group).num_rows
         if first < stop and start < last:
-            yield group, first, last
+            yield group, first
         first = last
 
 

@@ -1,0 +1,123 @@
+"""What tests share: text of many scripts, a tokenizer trained on it, and small stores.
+
+Nothing here needs a network or `../shared`; tests that use real corpora ask for `shared_data`
+and are skipped where it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmill.store.store import TokenStore
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+TEXT = (
+    "the mill grinds every token of a text into flour and nothing is lost between stone and wheel "
+    "don't we'll they've it's I'd 3.14 1,000,000 2024-05-17 x86_64 foo_bar() {} [] => != \\n "
+    "größer Straße naïve façade Ελλάδα μύλος ποταμός мельница река зерно хлеб שלום עולם مطحنة قمح "
+    "चक्की नदी आटा 水車 小麦 製粉所 方舟 제분소 물레방아 ไทย ภาษา 😀 👩‍👩‍👧 🇺🇳 ① ½ e\u0301 A\u030a \u200b"
+)
+WORDS = TEXT.split(" ")
+SPACES = (" ", " ", " ", " ", " ", "  ", "\n", "\n\n", "\t", " ... ", ", ")
+
+
+def make_texts(count: int, seed: int = 0, *, longest: int = 120) -> list[str]:
+    """Documents of several scripts, the same for the same arguments; some are empty, some are one word."""
+    rng = random.Random(seed)
+    texts = []
+    for _ in range(count):
+        size = min(longest, int(rng.paretovariate(0.7)) - 1)
+        texts.append("".join(rng.choice(WORDS) + rng.choice(SPACES) for _ in range(size)))
+    return texts
+
+
+def write_jsonl(path: Path, texts: Iterable[str], **extra: Any) -> Path:
+    """Write JSON lines; an extra field is one value for all documents, or a list with one for each."""
+    lines = []
+    for number, text in enumerate(texts):
+        fields = {key: value[number] if isinstance(value, list) else value for key, value in extra.items()}
+        lines.append(json.dumps({"text": text, **fields}, ensure_ascii=False))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(line + "\n" for line in lines), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real corpora and tokenizers, where they are."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("../shared/data is not here")
+    return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a byte-level BPE tokenizer with 600 tokens, EOS `<|endoftext|>`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<|endoftext|>", "<|begin|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(make_texts(400, seed=7), trainer)
+    folder = tmp_path_factory.mktemp("tokenizers") / "tiny"
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<|begin|>", "eos_token": "<|endoftext|>", "add_bos_token": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with two files of JSON lines, 300 documents; the second has two bad lines."""
+    folder = tmp_path_factory.mktemp("corpus")
+    texts = make_texts(300, seed=1)
+    write_jsonl(folder / "a.jsonl", texts[:200], id=[f"a{number}" for number in range(200)])
+    path = write_jsonl(folder / "b.jsonl", texts[200:], id=[f"b{number}" for number in range(100)])
+    lines = path.read_text("utf-8").split("\n")
+    path.write_text("\n".join([*lines[:50], "{not json", '{"id": "no text"}', *lines[50:]]), "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def _pristine_store(tmp_path_factory: pytest.TempPathFactory, tiny_corpus: Path, tiny_tokenizer: Path) -> Path:
+    from tokenmill.pipeline.run import tokenize
+
+    out = tmp_path_factory.mktemp("stores") / "tiny"
+    tokenize(
+        str(tiny_corpus),
+        out,
+        tokenizer=str(tiny_tokenizer),
+        keep_keys=["id"],
+        val_fraction=0.2,
+        task_bytes=20_000,
+        on_error="skip",
+        workers=1,
+    )
+    return out
+
+
+@pytest.fixture
+def tiny_store(_pristine_store: Path, tmp_path: Path) -> Path:
+    """A copy of a store of `tiny_corpus` that a test may damage: two splits, several shards, two rejects."""
+    return Path(shutil.copytree(_pristine_store, tmp_path / "store"))
+
+
+@pytest.fixture(scope="session")
+def open_tiny_store(_pristine_store: Path) -> Callable[[], TokenStore]:
+    """Opens that store for tests which only read it."""
+    return lambda: TokenStore(_pristine_store)

@@ -1,0 +1,160 @@
+"""Parquet: string columns of every kind, spans of row groups, damaged pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.reading import Read, gather
+from tokenmill.errors import DataError
+from tokenmill.readers import ReadOptions, reader_for
+from tokenmill.readers.parquet import ParquetReader
+
+
+def write_parquet(path: Path, column: Any, rows_per_group: int = 10, **more: Any) -> Path:
+    table = pa.table({"text": column, **more})
+    pq.write_table(table, path, row_group_size=rows_per_group, data_page_size=256, compression="zstd")
+    return path
+
+
+def read_parquet(path: Path, start: int = 0, stop: int | None = None, **options: Any) -> Read:
+    reader = reader_for("parquet", ReadOptions(**options))
+    assert isinstance(reader, ParquetReader)
+    return gather(reader.read_range(path, start, reader.num_rows(path) if stop is None else stop))
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str
+)
+def test_columns_of_any_string_type_are_read(tmp_path: Path, kind: Any) -> None:
+    texts = [f"text {number % 7} \u00e9" if number % 5 else None for number in range(35)]
+    read = read_parquet(write_parquet(tmp_path / "x.parquet", pa.array(texts).cast(kind)))
+    assert read.texts == [text for text in texts if text is not None]
+    assert read.positions == [number for number in range(35) if number % 5]
+    assert read.rejects == [(number, number, "null-text") for number in range(0, 35, 5)]
+    assert read.num_lines == 35
+
+
+def test_spans_of_row_groups_give_every_row_once(tmp_path: Path) -> None:
+    texts = [f"text {number} " * (number % 9) for number in range(95)]
+    path = write_parquet(tmp_path / "x.parquet", texts, id=list(range(95)))
+    reader = reader_for("parquet", ReadOptions(keep_keys=("id",)))
+    for task_bytes in (1, 400, 1000, 1 << 30):
+        spans = reader.plan(path, task_bytes)
+        assert [stop for _, stop in spans[:-1]] == [start for start, _ in spans[1:]]
+        assert (spans[0][0], spans[-1][1]) == (0, 95)
+        assert all(start % 10 == 0 for start, _ in spans)
+        parts = [gather(reader.read_range(path, start, stop)) for start, stop in spans]
+        assert [text for part in parts for text in part.texts] == texts
+        assert [row for part in parts for row in part.positions] == list(range(95))
+        assert [kept for part in parts for kept in part.kept] == [(str(number),) for number in range(95)]
+    assert len(reader.plan(path, 1)) == 10
+    assert len(reader.plan(path, 1 << 30)) == 1
+
+
+def test_any_range_of_rows_can_be_read(tmp_path: Path) -> None:
+    texts = [str(number) for number in range(40)]
+    path = write_parquet(tmp_path / "x.parquet", texts)
+    for start, stop in ((0, 40), (3, 4), (9, 11), (15, 40), (39, 100), (7, 7)):
+        assert read_parquet(path, start, stop).texts == texts[start:stop]
+
+
+def test_nested_text_and_kept_columns(tmp_path: Path) -> None:
+    rows = [{"body": {"text": "a"}, "n": 1}, None, {"body": None, "n": 2}, {"body": {"text": "b"}, "n": None}]
+    times = pa.array([1, None, 3, 4], pa.timestamp("ns"))
+    path = tmp_path / "x.parquet"
+    tags = [["x", "y"], [], None, ["z"]]
+    pq.write_table(pa.table({"doc": rows, "time": times, "tags": tags}), path)
+    read = read_parquet(path, text_key="doc.body.text", keep_keys=("doc.n", "time", "tags"))
+    assert read.texts == ["a", "b"]
+    assert read.kept == [
+        ("1", "1970-01-01 00:00:00.000000001", '["x","y"]'),
+        (None, "1970-01-01 00:00:00.000000004", '["z"]'),
+    ]
+    assert [at for at, *_ in read.rejects] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "message"),
+    [
+        ([1, 2], {}, "column 'text' has type int64, not string; columns of strings: 'body', 'doc.inner'. Pass --text"),
+        ([b"a", b"b"], {}, "column 'text' has type binary, not string"),
+        (["a", "b"], {"text_key": "txt"}, "no column 'txt'; columns of strings: 'text', 'body', 'doc.inner'"),
+        (["a", "b"], {"text_key": "text.x"}, "no column 'text.x'"),
+        (["a", "b"], {"text_key": "doc"}, "column 'doc' has type struct"),
+        (["a", "b"], {"keep_keys": ("idd",)}, "no column 'idd' to keep; the columns are 'text', 'body', 'doc'"),
+    ],
+)
+def test_a_column_that_is_no_text_is_refused(tmp_path: Path, column: Any, options: Any, message: str) -> None:
+    path = write_parquet(tmp_path / "x.parquet", column, body=["a", "b"], doc=[{"inner": "x"}] * 2)
+    with pytest.raises(DataError, match=re.escape(message)):
+        read_parquet(path, **options)
+    with pytest.raises(DataError, match=re.escape(message)):
+        reader_for("parquet", ReadOptions(**options)).plan(path, 100)
+
+
+def test_text_that_is_not_utf8_or_too_long_is_refused_row_by_row(tmp_path: Path) -> None:
+    values = pa.array([b"good", b"\xff\xfe", "\u00e9\u00e9\u00e9".encode(), b"longer", b"end"])
+    column = pa.StringArray.from_buffers(5, values.buffers()[1], values.buffers()[2])
+    path = write_parquet(tmp_path / "x.parquet", column, id=list("abcde"))
+    read = read_parquet(path, max_document_bytes=5, keep_keys=("id",))
+    assert read.texts == ["good", "end"]
+    assert read.kept == [("a",), ("e",)]
+    assert read.rejects == [(1, 1, "invalid-utf8"), (2, 2, "too-long"), (3, 3, "too-long")]
+
+
+def test_a_column_of_nothing_is_null_text(tmp_path: Path) -> None:
+    read = read_parquet(write_parquet(tmp_path / "x.parquet", pa.nulls(3)))
+    assert [reason for *_, reason in read.rejects] == ["null-text"] * 3
+
+
+def test_a_file_without_rows_gives_nothing(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "x.parquet", pa.array([], pa.string()))
+    assert read_parquet(path).texts == []
+    assert reader_for("parquet", ReadOptions()).plan(path, 100) == []
+
+
+def test_rows_before_a_damaged_page_are_read_and_the_others_counted(tmp_path: Path) -> None:
+    texts = [f"{number:04d} {number * 7919 % 10007} " * 40 for number in range(400)]
+    path = tmp_path / "x.parquet"
+    pq.write_table(
+        pa.table({"text": texts}), path, row_group_size=200, data_page_size=4096, write_batch_size=4,
+        use_dictionary=False, compression="zstd", write_page_checksum=True, write_statistics=False,
+    )  # fmt: skip
+    content = bytearray(path.read_bytes())
+    column = pq.ParquetFile(path).metadata.row_group(1).column(0)
+    middle = column.data_page_offset + column.total_compressed_size // 2
+    content[middle : middle + 20] = bytes(20)
+    path.write_bytes(content)
+    reader = reader_for("parquet", ReadOptions())
+    batches = list(reader.read_range(path, 0, 400))
+    read = gather(batches)
+    assert 250 < len(read.texts) < 350
+    assert read.texts == texts[: len(read.texts)]
+    (reject,) = [reject for batch in batches for reject in batch.rejects]
+    assert (reject.reason, reject.position) == ("damaged", len(read.texts))
+    assert reject.num_documents == 400 - len(read.texts)
+    assert gather(reader.read_range(path, 0, 200)).texts == texts[:200]
+    assert gather(reader.read_range(path, 230, 240)).texts == texts[230:240]
+
+
+@pytest.mark.parametrize("content", [b"PAR1 and no footer", b"PAR1", b""])
+def test_a_file_without_a_footer_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"x\.parquet: damaged, or not a Parquet file"):
+        read_parquet(path)
+
+
+def test_batches_of_long_rows_are_small(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    texts = [f"{number} " * 30_000 for number in range(60)]
+    pq.write_table(pa.table({"text": texts}), path, use_dictionary=False)
+    batches = list(reader_for("parquet", ReadOptions()).read_range(path, 0, 60))
+    assert [text for batch in batches for text in batch.texts] == texts
+    assert max(sum(map(len, batch.texts)) for batch in batches) < 4 << 20

@@ -1,0 +1,199 @@
+"""`status` tells a finished, a running and a dead run apart, and what to do."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from tests.conftest import write_jsonl
+from tokenmill.errors import StoreError
+from tokenmill.pipeline.observer import AttemptInfo
+from tokenmill.progress import Snapshot
+from tokenmill.status import read_status, render_status
+
+
+def draw(folder: Path) -> str:
+    console = Console(file=io.StringIO(), width=80, color_system=None, highlight=False)
+    console.print(render_status(read_status(folder)))
+    shown: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(cell_len(line) for line in shown.replace(str(folder), "data/tok").split("\n")) <= 80
+    return shown
+
+
+def make_attempt(
+    *, pid: int = 4242, completed: bool | None = None, done: int = 430, seconds_ago: float = 1.0
+) -> AttemptInfo:
+    moment = Snapshot(
+        seconds=10.0,
+        total_bytes=1_000_000_000,
+        done_bytes=done * 1_000_000,
+        resumed_bytes=0,
+        num_text_bytes=done * 1_000_000,
+        num_documents=12_345,
+        num_tokens=98_765_432,
+        num_rejects=7,
+        num_workers=2,
+        num_tasks_done=19,
+        memory_bytes=612_000_000,
+        memory_limit=4_000_000_000,
+        bottleneck="encode",
+    )
+    started = time.time() - 10.0 - seconds_ago
+    return AttemptInfo(
+        pid=pid,
+        started=started,
+        completed=completed,
+        peak_memory_bytes=700_000_000,
+        num_recycled=3,
+        num_retried=1,
+        last=moment,
+    )
+
+
+def begin(folder: Path, *attempts: AttemptInfo) -> None:
+    (folder / ".tasks").mkdir(exist_ok=True)
+    if attempts:
+        (folder / ".tasks" / "progress.json").write_bytes(msgspec.json.encode(attempts))
+
+
+@contextmanager
+def held(folder: Path, pid: int) -> Iterator[None]:
+    """As a run holds its directory."""
+    with (folder / ".lock").open("w+b", buffering=0) as lock:
+        lock.write(str(pid).encode())
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_finished_store_shows_how_its_run_went(tiny_store: Path) -> None:
+    status = read_status(tiny_store)
+    assert status.state == "finished"
+    assert (status.num_documents, status.num_rejects) == (300, 2)
+    shown = draw(tiny_store)
+    assert "finished" in shown
+    assert "300 documents" in shown
+    assert "MB/s" in shown
+    assert f"tokenmill inspect {tiny_store}" in shown.replace("\n", "")
+
+
+def test_a_finished_store_without_or_with_a_damaged_run_json_still_has_a_status(tiny_store: Path) -> None:
+    (tiny_store / "run.json").write_bytes(b"\xff{}")
+    assert "run.json is damaged" in draw(tiny_store)
+    (tiny_store / "run.json").unlink()
+    assert "no run.json" in draw(tiny_store)
+
+
+def test_a_running_store_shows_how_far_it_is(tmp_path: Path) -> None:
+    begin(tmp_path, make_attempt(done=430))
+    with held(tmp_path, 4242):
+        shown = draw(tmp_path)
+    assert "running" in shown
+    assert "4242" in shown
+    assert "43.0% of 1.00 GB, 00:13 left" in shown
+    assert "43.0 MB/s" in shown
+    assert "9.9M tokens/s, mostly encode" in shown
+    assert "12,345 documents, 98,765,432 tokens, 7 rejects" in shown
+    assert "612 MB now, 700 MB at most, of 4.00 GB" in shown
+    assert "2 workers busy" in shown
+    assert "the same command continues it" in shown
+
+
+def test_a_run_that_died_says_where_it_stopped_and_how_to_go_on(tmp_path: Path) -> None:
+    begin(tmp_path, make_attempt(completed=False, done=200), make_attempt(done=430))
+    (tmp_path / ".lock").write_bytes(b"1")
+    status = read_status(tmp_path)
+    assert status.state == "stopped"
+    assert len(status.attempts) == 2
+    shown = draw(tmp_path)
+    assert "Stopped at 43%. To continue, run the same tokenize command again." in shown
+    assert "2, 00:20 in all, 2 dead workers replaced, 6 caches recycled" in shown
+    assert "left" not in shown
+
+
+def test_a_lock_left_by_a_dead_process_does_not_count_even_if_its_number_lives_on(tmp_path: Path) -> None:
+    begin(tmp_path, make_attempt(pid=os.getpid()))
+    (tmp_path / ".lock").write_bytes(str(os.getpid()).encode())
+    assert read_status(tmp_path).state == "stopped"
+
+
+def test_a_run_that_has_not_begun_to_work_is_starting(tmp_path: Path) -> None:
+    begin(tmp_path)
+    with held(tmp_path, 77):
+        assert read_status(tmp_path).is_starting
+        assert "77, starting" in draw(tmp_path)
+    assert "Stopped before its first task was done" in draw(tmp_path)
+
+
+def test_a_run_that_continues_another_one_is_starting_until_it_reports(tmp_path: Path) -> None:
+    begin(tmp_path, make_attempt(pid=1, completed=False))
+    with held(tmp_path, 77):
+        status = read_status(tmp_path)
+        assert (status.state, status.is_starting, status.pid) == ("running", True, 77)
+
+
+def test_a_run_that_is_silent_or_ending_says_so(tmp_path: Path) -> None:
+    with held(tmp_path, 4242):
+        begin(tmp_path, make_attempt(seconds_ago=100))
+        assert "not heard of for 01:40" in draw(tmp_path)
+        begin(tmp_path, make_attempt(completed=True, done=1000))
+        assert "writes the manifest" in draw(tmp_path)
+
+
+def test_looking_does_not_take_the_lock(tmp_path: Path) -> None:
+    begin(tmp_path, make_attempt())
+    (tmp_path / ".lock").write_bytes(b"1")
+    read_status(tmp_path)
+    with (tmp_path / ".lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_progress_file_that_is_half_written_is_no_error(tmp_path: Path) -> None:
+    begin(tmp_path, make_attempt())
+    path = tmp_path / ".tasks" / "progress.json"
+    path.write_bytes(path.read_bytes()[:50])
+    assert read_status(tmp_path).attempts == []
+
+
+def test_a_directory_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="is not a token store"):
+        read_status(tmp_path)
+    with pytest.raises(StoreError, match="does not exist; make a store with: tokenmill tokenize"):
+        read_status(tmp_path / "nowhere")
+
+
+def test_a_real_run_is_seen_running_then_stopped_then_finished(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", ["a line of some text " * 50] * 60_000)
+    out = tmp_path / "store"
+    script = (
+        "import sys; from tokenmill.pipeline.run import tokenize; "
+        "tokenize(sys.argv[1], sys.argv[2], tokenizer='bytes', task_bytes=500_000, workers=1)"
+    )
+    command = [sys.executable, "-c", script, str(path), str(out)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while not (out / ".tasks" / "progress.json").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        status = read_status(out)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert (status.state, status.pid) == ("running", process.pid)
+    assert read_status(out).state == "stopped"
+    subprocess.run(command, check=True, timeout=60)
+    status = read_status(out)
+    assert (status.state, status.num_documents) == ("finished", 60_000)
+    assert len(status.attempts) == 2
