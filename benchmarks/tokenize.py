@@ -58,8 +58,8 @@ from datatrove.executor import LocalPipelineExecutor
 from datatrove.pipeline.readers import JsonlReader
 from datatrove.pipeline.tokens import DocumentTokenizer
 LocalPipelineExecutor(
-    [JsonlReader(sys.argv[3], glob_pattern="*.jsonl"), DocumentTokenizer(sys.argv[2], tokenizer_name_or_path=sys.argv[1],
-     eos_token="<|endoftext|>", shuffle_documents=False)],
+    [JsonlReader(sys.argv[3], glob_pattern="*.jsonl"), DocumentTokenizer(sys.argv[2],
+     tokenizer_name_or_path=sys.argv[1], eos_token="<|endoftext|>", shuffle_documents=False)],
     tasks=2, workers=2, logging_dir=sys.argv[2] + "/logs").run()
 """
 
@@ -153,7 +153,7 @@ def measure(command: list[str], out: Path) -> float:
 
 def render(arguments: argparse.Namespace, corpora: dict[str, Path], seconds: dict[str, list[float]]) -> str:
     size = sum(p.stat().st_size for p in corpora["jsonl"].glob("*.jsonl")) / 1e6
-    amount = {name: size for name in seconds}
+    amount = dict.fromkeys(seconds, size)
     amount |= {name: float(arguments.hf_mb) for name in seconds if name.startswith(("HF", "datatrove"))}
     median = {name: statistics.median(values) for name, values in seconds.items()}
     speed = {name: amount[name] / median[name] for name in seconds}
@@ -194,8 +194,11 @@ def ratios(median: dict[str, float], speed: dict[str, float], amount: dict[str, 
 
 
 def machine() -> str:
-    model = next((x.split(":")[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")), "unknown CPU")
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("gigatoken", "tokenizers") if installed(name))
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name)}" for name in ("gigatoken", "tokenizers") if installed(name)
+    )
     return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}"
 
 

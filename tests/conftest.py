@@ -34,7 +34,7 @@ def make_texts(count: int, seed: int = 0, *, longest: int = 120) -> list[str]:
     rng = random.Random(seed)
     texts = []
     for _ in range(count):
-        size = min(longest, int(rng.paretovariate(0.7)) - 1)
+        size = min(longest, int(rng.paretovariate(0.7) * 4) - 4)
         texts.append("".join(rng.choice(WORDS) + rng.choice(SPACES) for _ in range(size)))
     return texts
 

@@ -33,7 +33,11 @@ def read_parquet(path: Path, start: int = 0, stop: int | None = None, **options:
 )
 def test_columns_of_any_string_type_are_read(tmp_path: Path, kind: Any) -> None:
     texts = [f"text {number % 7} \u00e9" if number % 5 else None for number in range(35)]
-    read = read_parquet(write_parquet(tmp_path / "x.parquet", pa.array(texts).cast(kind)))
+    try:
+        path = write_parquet(tmp_path / "x.parquet", pa.array(texts).cast(kind))
+    except pa.ArrowNotImplementedError:
+        pytest.skip(f"this pyarrow does not write {kind}")
+    read = read_parquet(path)
     assert read.texts == [text for text in texts if text is not None]
     assert read.positions == [number for number in range(35) if number % 5]
     assert read.rejects == [(number, number, "null-text") for number in range(0, 35, 5)]

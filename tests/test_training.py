@@ -154,5 +154,5 @@ def test_inputs_without_text_are_refused(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_made_is_refused(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UsageError, match="choose (a|another) directory with -o"):
+        with pytest.raises(UsageError, match=r"choose (a|another) directory with -o"):
             train_tokenizer([str(corpus)], out, vocab_size=300)

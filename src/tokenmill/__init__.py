@@ -1,13 +1,13 @@
 """Raw text to training batches: tokenize once; choose everything else when loading.
 
-    text files --readers--> TextBatch --engine--> TokenBatch --store--> shards + manifest
+text files --readers--> TextBatch --engine--> TokenBatch --store--> shards + manifest
 
-    import tokenmill as tm
+import tokenmill as tm
 
-    store = tm.tokenize("corpus/*.jsonl.zst", "data/tok", tokenizer="gpt2")
-    store = tm.open("data/tok")
-    print(store.num_documents, store.num_tokens)
-    print(store.decode(store.document(0)))
+store = tm.tokenize("corpus/*.jsonl.zst", "data/tok", tokenizer="gpt2")
+store = tm.open("data/tok")
+print(store.num_documents, store.num_tokens)
+print(store.decode(store.document(0)))
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenmill.errors import DataError, MissingDependencyError, StoreError, Toke
 if TYPE_CHECKING:
     from tokenmill.pipeline.run import tokenize
     from tokenmill.store.store import TokenStore
-    from tokenmill.store.store import TokenStore as open  # noqa: A004
+    from tokenmill.store.store import TokenStore as open  # noqa: A004, N813
 
 __all__ = [
     "DataError",

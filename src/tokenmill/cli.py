@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -39,37 +39,86 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 @app.command(no_args_is_help=True)
 def tokenize(
     context: typer.Context,
-    inputs: Annotated[Optional[list[str]], typer.Argument(metavar="INPUT...", help="Files, directories, globs, or @list.txt.")] = None,
-    out: Annotated[Optional[str], typer.Option("-o", "--out", help="Directory of the store.", rich_help_panel=OUTPUT)] = None,
+    inputs: Annotated[
+        list[str] | None, typer.Argument(metavar="INPUT...", help="Files, directories, globs, or @list.txt.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("-o", "--out", help="Directory of the store.", rich_help_panel=OUTPUT)
+    ] = None,
     tokenizer: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(
-            help="Directory, tokenizer.json, .model, .tiktoken, tiktoken:NAME, bytes, or a Hub id.", rich_help_panel=TOKENS
+            help="Directory, tokenizer.json, .model, .tiktoken, tiktoken:NAME, bytes, or a Hub id.",
+            rich_help_panel=TOKENS,
         ),
     ] = None,
-    config: Annotated[Optional[Path], typer.Option(help="YAML file whose keys are these flags; flags here win.", rich_help_panel=RUN)] = None,
-    text_key: Annotated[str, typer.Option(help="Field that holds the text; dots go into nested objects.", rich_help_panel=READING)] = "text",
-    keep_keys: Annotated[Optional[str], typer.Option(help="Fields to keep beside each document: id,source.", rich_help_panel=READING)] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file whose keys are these flags; flags here win.", rich_help_panel=RUN)
+    ] = None,
+    text_key: Annotated[
+        str, typer.Option(help="Field that holds the text; dots go into nested objects.", rich_help_panel=READING)
+    ] = "text",
+    keep_keys: Annotated[
+        str | None, typer.Option(help="Fields to keep beside each document: id,source.", rich_help_panel=READING)
+    ] = None,
     format: Annotated[str, typer.Option(help="auto, jsonl, json, parquet or text.", rich_help_panel=READING)] = "auto",
-    separator: Annotated[Optional[str], typer.Option(help="Plain text: what stands between documents (\\n is a line end).", rich_help_panel=READING)] = None,
-    whole_files: Annotated[bool, typer.Option("--whole-files", help="Plain text: each file is one document.", rich_help_panel=READING)] = False,
-    max_document_bytes: Annotated[str, typer.Option(help="A longer text is a reject.", rich_help_panel=READING)] = "256MB",
-    limit: Annotated[Optional[int], typer.Option(help="Only the first N documents.", rich_help_panel=READING)] = None,
-    eos: Annotated[bool, typer.Option("--eos/--no-eos", help="End every document with the end-of-text token.", rich_help_panel=TOKENS)] = True,
-    bos: Annotated[Optional[bool], typer.Option("--bos/--no-bos", help="Begin every document with the beginning-of-text token [default: as the tokenizer does].", rich_help_panel=TOKENS)] = None,
-    eos_token: Annotated[Optional[str], typer.Option(help="The end-of-text token, as string or id.", rich_help_panel=TOKENS)] = None,
-    bos_token: Annotated[Optional[str], typer.Option(help="The beginning-of-text token, as string or id.", rich_help_panel=TOKENS)] = None,
-    special_tokens: Annotated[str, typer.Option(help="Special-token strings in texts: as-text, parse or error.", rich_help_panel=TOKENS)] = "as-text",
-    engine: Annotated[str, typer.Option(help="auto, gigatoken, huggingface, sentencepiece, tiktoken or bytes.", rich_help_panel=TOKENS)] = "auto",
-    val_fraction: Annotated[float, typer.Option(help="Share of documents for the val split.", rich_help_panel=OUTPUT)] = 0.0,
+    separator: Annotated[
+        str | None,
+        typer.Option(help="Plain text: what stands between documents (\\n is a line end).", rich_help_panel=READING),
+    ] = None,
+    whole_files: Annotated[
+        bool, typer.Option("--whole-files", help="Plain text: each file is one document.", rich_help_panel=READING)
+    ] = False,
+    max_document_bytes: Annotated[
+        str, typer.Option(help="A longer text is a reject.", rich_help_panel=READING)
+    ] = "256MB",
+    limit: Annotated[int | None, typer.Option(help="Only the first N documents.", rich_help_panel=READING)] = None,
+    eos: Annotated[
+        bool,
+        typer.Option("--eos/--no-eos", help="End every document with the end-of-text token.", rich_help_panel=TOKENS),
+    ] = True,
+    bos: Annotated[
+        bool | None,
+        typer.Option(
+            "--bos/--no-bos",
+            help="Begin every document with the beginning-of-text token [default: as the tokenizer does].",
+            rich_help_panel=TOKENS,
+        ),
+    ] = None,
+    eos_token: Annotated[
+        str | None, typer.Option(help="The end-of-text token, as string or id.", rich_help_panel=TOKENS)
+    ] = None,
+    bos_token: Annotated[
+        str | None, typer.Option(help="The beginning-of-text token, as string or id.", rich_help_panel=TOKENS)
+    ] = None,
+    special_tokens: Annotated[
+        str, typer.Option(help="Special-token strings in texts: as-text, parse or error.", rich_help_panel=TOKENS)
+    ] = "as-text",
+    engine: Annotated[
+        str,
+        typer.Option(help="auto, gigatoken, huggingface, sentencepiece, tiktoken or bytes.", rich_help_panel=TOKENS),
+    ] = "auto",
+    val_fraction: Annotated[
+        float, typer.Option(help="Share of documents for the val split.", rich_help_panel=OUTPUT)
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the split.", rich_help_panel=OUTPUT)] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove the store that is there first.", rich_help_panel=OUTPUT)] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Remove the store that is there first.", rich_help_panel=OUTPUT)
+    ] = False,
     workers: Annotated[str, typer.Option(help="Worker processes.", rich_help_panel=RUN)] = "auto",
     memory: Annotated[str, typer.Option(help="Bound for all processes together: 4GB.", rich_help_panel=RUN)] = "auto",
-    batch_size: Annotated[Optional[int], typer.Option(help="Documents per engine call [default: by size].", rich_help_panel=RUN)] = None,
-    task_bytes: Annotated[Optional[str], typer.Option(help="Text per task and shard [default: by input size].", rich_help_panel=RUN)] = None,
-    on_error: Annotated[str, typer.Option(help="A bad record: fail, or skip and count it.", rich_help_panel=RUN)] = "fail",
-    max_errors: Annotated[Optional[int], typer.Option(help="With skip: stop after this many rejects.", rich_help_panel=RUN)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Documents per engine call [default: by size].", rich_help_panel=RUN)
+    ] = None,
+    task_bytes: Annotated[
+        str | None, typer.Option(help="Text per task and shard [default: by input size].", rich_help_panel=RUN)
+    ] = None,
+    on_error: Annotated[
+        str, typer.Option(help="A bad record: fail, or skip and count it.", rich_help_panel=RUN)
+    ] = "fail",
+    max_errors: Annotated[
+        int | None, typer.Option(help="With skip: stop after this many rejects.", rich_help_panel=RUN)
+    ] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Progress as JSON lines.", rich_help_panel=SHOW)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=SHOW)] = False,
 ) -> None:
@@ -113,7 +162,7 @@ def status(
 @app.command(no_args_is_help=True)
 def inspect(
     store: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the store.")],
-    document: Annotated[Optional[int], typer.Option(help="Show one document with its tokens in colour.")] = None,
+    document: Annotated[int | None, typer.Option(help="Show one document with its tokens in colour.")] = None,
     split: Annotated[str, typer.Option(help="Split of the document.")] = "train",
     max_tokens: Annotated[int, typer.Option(help="Show at most this many tokens of it.")] = 200,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -134,7 +183,9 @@ def inspect(
 @app.command(no_args_is_help=True)
 def verify(
     store: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the store.")],
-    against: Annotated[Optional[list[str]], typer.Option(help="Compare ids of a sample with the reference, from these inputs.")] = None,
+    against: Annotated[
+        list[str] | None, typer.Option(help="Compare ids of a sample with the reference, from these inputs.")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="With --against: compare every document.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -180,12 +231,15 @@ def train_tokenizer(
         overwrite=overwrite,
         display=choose_display(),
     )
-    print(f"{trained.path / 'tokenizer.json'}: {trained.vocab_size:,} tokens from {trained.num_bytes / 1e6:.1f} MB of text")
+    size = f"{trained.num_bytes / 1e6:.1f} MB of text"
+    print(f"{trained.path / 'tokenizer.json'}: {trained.vocab_size:,} tokens from {size}")
     print(f"Next: tokenmill tokenize INPUT... -o OUT --tokenizer {trained.path}")
 
 
 @app.command()
-def demo(folder: Annotated[Optional[Path], typer.Argument(help="Where to work [default: a temporary folder].")] = None) -> None:
+def demo(
+    folder: Annotated[Path | None, typer.Argument(help="Where to work [default: a temporary folder].")] = None,
+) -> None:
     """Go the whole way on text that every machine has, offline, in under a minute."""
     from tokenmill.demo import run_demo
 

@@ -115,8 +115,6 @@ def _read_sources(limit_bytes: int) -> Iterator[tuple[str, str]]:
 
 def _read_docstrings(sources: list[tuple[str, str]], limit_bytes: int) -> Iterator[tuple[str, str]]:
     for name, text in sources:
-        if limit_bytes <= 0:
-            return
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError):
@@ -124,6 +122,8 @@ def _read_docstrings(sources: list[tuple[str, str]], limit_bytes: int) -> Iterat
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 docstring = ast.get_docstring(node)
+                if limit_bytes <= 0:
+                    return
                 if docstring:
                     limit_bytes -= len(docstring)
                     yield name, docstring

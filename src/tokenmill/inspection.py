@@ -157,7 +157,7 @@ def overview_json(store: TokenStore) -> dict[str, Any]:
 
 
 def render_overview(store: TokenStore) -> RenderableType:
-    """Totals, how the store was made, and a histogram of document lengths in the largest split."""
+    """Totals, how the store was made, and a histogram of document lengths."""
     lengths = {name: measure_lengths(split) for name, split in store.splits.items()}
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold cyan", no_wrap=True)
@@ -172,9 +172,8 @@ def render_overview(store: TokenStore) -> RenderableType:
         figures = (f"{split.num_documents:,}", f"{split.num_tokens:,}", f"{split.mean:,.1f}", f"{split.median:,.1f}")
         totals.add_row(name, *figures, f"{split.longest:,}")
     parts: list[RenderableType] = [facts, Text(), totals]
-    name, largest = max(lengths.items(), key=lambda item: item[1].num_documents)
-    if largest.num_documents:
-        parts += [Text(), Text(f"tokens per document, {name}", style="bold cyan"), _render_histogram(largest)]
+    if lengths["train"].num_documents:
+        parts += [Text(), Text("tokens per document, train", style="bold cyan"), _render_histogram(lengths["train"])]
     return Group(*parts)
 
 

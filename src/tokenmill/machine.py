@@ -83,7 +83,10 @@ def _cgroup_cpu_quota() -> int | None:
 
 
 def _cgroup_memory() -> tuple[int | None, int]:
-    for limit_file, used_file in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for limit_file, used_file in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
         try:
             limit, used = (CGROUP / limit_file).read_text().strip(), (CGROUP / used_file).read_text().strip()
         except OSError:

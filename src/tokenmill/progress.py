@@ -74,8 +74,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     def details(self) -> str:
         """The rest: memory, workers and which stage takes the time."""
         return (
-            f"{self.num_workers} workers, memory {format_bytes(self.memory_bytes)} of {format_bytes(self.memory_limit)}, "
-            f"mostly {self.bottleneck}"
+            f"{self.num_workers} workers, memory {format_bytes(self.memory_bytes)} of "
+            f"{format_bytes(self.memory_limit)}, mostly {self.bottleneck}"
         )
 
 

@@ -28,11 +28,20 @@ def print_summary(outcome: Outcome, request: Request) -> None:
 def _rows(outcome: Outcome) -> list[tuple[str, str]]:
     manifest, observer = outcome.manifest, outcome.observer
     assert observer is not None
-    rows = [("documents", f"{manifest.num_documents_in:,} in = {manifest.num_documents:,} out + {manifest.num_rejects:,} rejects")]
+    rows = [
+        (
+            "documents",
+            f"{manifest.num_documents_in:,} in = {manifest.num_documents:,} out + {manifest.num_rejects:,} rejects",
+        )
+    ]
     rows += [(f"  {reason}", f"{count:,}") for reason, count in manifest.rejects.items()]
     for name, split in manifest.splits.items():
-        rows.append((name, f"{split.num_tokens:,} tokens in {split.num_documents:,} documents, {len(split.shards):,} shards"))
-    size = sum(file.bytes for split in manifest.splits.values() for shard in split.shards for file in shard.files.values())
+        rows.append(
+            (name, f"{split.num_tokens:,} tokens in {split.num_documents:,} documents, {len(split.shards):,} shards")
+        )
+    size = sum(
+        file.bytes for split in manifest.splits.values() for shard in split.shards for file in shard.files.values()
+    )
     rows.append(("on disk", f"{format_bytes(size)} ({manifest.dtype})"))
     if manifest.engine.num_rerouted:
         rows.append(("reference", f"{manifest.engine.num_rerouted:,} documents with disputed code points"))
@@ -42,7 +51,9 @@ def _rows(outcome: Outcome) -> list[tuple[str, str]]:
     if moment is not None and moment.num_text_bytes:
         speed = f"{moment.text_per_second / 1e6:.0f} MB/s, {moment.tokens_per_second / 1e6:.1f}M tokens/s"
         rows.append(("time", f"{format_seconds(moment.seconds)} ({speed})"))
-        rows.append(("memory", f"{format_bytes(observer.peak_memory_bytes)} at most, of {format_bytes(moment.memory_limit)}"))
+        rows.append(
+            ("memory", f"{format_bytes(observer.peak_memory_bytes)} at most, of {format_bytes(moment.memory_limit)}")
+        )
     return rows
 
 

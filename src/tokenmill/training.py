@@ -30,7 +30,7 @@ NUM_BYTES = 256
 """A byte-level vocabulary begins with all bytes, so that no text is unknown."""
 LARGEST_VOCABULARY = 1_000_000
 SAMPLE_BYTES = 200_000_000
-PLACES = 32
+PLACES, PLACE_BYTES = 32, 4096
 """Plain files are read from this many places, so that a sample is not just their beginning."""
 FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -127,10 +127,12 @@ class _Sample:
             if self._total <= self._limit_bytes:
                 yield from self._read(file, Span(number), self._limit_bytes - self.num_bytes)
                 continue
-            spans = _places(number, file)
-            quota = file.text_bytes * self._limit_bytes // (self._total * len(spans))
-            for span in spans:
-                yield from self._read(file, span, max(1, quota))
+            share = max(1, file.text_bytes * self._limit_bytes // self._total)
+            before = self.num_bytes
+            spans = _places(number, file, share)
+            for count, span in enumerate(spans, 1):
+                # What one place did not have, the next ones may give.
+                yield from self._read(file, span, before + share * count // len(spans) - self.num_bytes)
 
     def _read(self, file: InputFile, span: Span, quota: int) -> Iterator[str]:
         if quota <= 0:
@@ -150,11 +152,11 @@ class _Sample:
                     return
 
 
-def _places(number: int, file: InputFile) -> list[Span]:
-    """Where to read in one input: in many places of a plain file, at the start of any other."""
+def _places(number: int, file: InputFile, share: int) -> list[Span]:
+    """Where to read `share` bytes of one input: in many places of a plain file, at the start of any other."""
     if file.compression != "none" or file.format not in {"jsonl", "text"}:
         return [Span(number)]
-    edges = np.linspace(0, file.bytes, PLACES + 1).astype(np.int64).tolist()
+    edges = np.linspace(0, file.bytes, max(1, min(PLACES, share // PLACE_BYTES)) + 1).astype(np.int64).tolist()
     return [Span(number, start, stop) for start, stop in pairwise(edges) if stop > start]
 
 

@@ -35,7 +35,7 @@ def why_not(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> str | None:
     if tokenizer.kind == "sentencepiece":
         return refuses_model(tokenizer.files[tokenizer.main_file])
     if tokenizer.kind == "tiktoken":
-        name = json.loads(tokenizer.files["tiktoken.json"])["name"]
+        name: str = json.loads(tokenizer.files["tiktoken.json"])["name"]
         return None if name in TIKTOKEN_SCHEMES else f"it does not know the split pattern of {name}"
     return f"it does not encode {tokenizer.kind}"
 

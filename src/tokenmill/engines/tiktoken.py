@@ -126,7 +126,9 @@ def _published_definition(main_file: str, ranks: bytes) -> EncodingDefinition:
 
 def _parse_ranks(main_file: str, data: bytes) -> dict[bytes, int]:
     try:
-        return {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in data.splitlines() if line)}
+        return {
+            base64.b64decode(token): int(rank) for token, rank in (line.split() for line in data.splitlines() if line)
+        }
     except ValueError:
         raise DataError(main_file, "is not a .tiktoken file: expected lines of a base64 token and its rank") from None
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 
 from tokenmill.errors import TokenmillError
@@ -29,17 +30,13 @@ class LocalWorker:
 
     def send(self, data: bytes) -> None:
         """Send one message; a dead worker is reported by the executor's `wait`."""
-        try:
+        with suppress(OSError):
             self.connection.send_bytes(data)
-        except OSError:
-            pass
 
     def kill(self) -> None:
         """End the worker at once."""
-        try:
+        with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 class LocalExecutor:
@@ -117,7 +114,9 @@ class LocalExecutor:
             command = [sys.executable, "-m", "tokenmill.executors.nursery", str(theirs.fileno())]
             # Workers are the parallelism: libraries must not start thread pools of their own.
             environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-            self._nursery = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+            self._nursery = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
+            )
         self._control = ours
         self._buffer = b""
         self._alive = True

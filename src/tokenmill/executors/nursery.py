@@ -38,11 +38,11 @@ def main(descriptor: int) -> None:
     buffer = b""
     descriptors: list[int] = []
     while True:
-        ready, _, _ = select.select([control, wake_read], [], [])
+        ready, _, _ = select.select([control.fileno(), wake_read], [], [])
         if wake_read in ready:
             os.read(wake_read, 4096)
             _report_deaths(control)
-        if control in ready:
+        if control.fileno() in ready:
             data, received, _, _ = socket.recv_fds(control, 1 << 16, 16)
             if not data:
                 os._exit(0)

@@ -23,7 +23,7 @@ from tokenmill.files import sync_directory, write_durably
 from tokenmill.pipeline.plan import InputFile
 from tokenmill.store.manifest import MANIFEST, ShardInfo
 
-__all__ = ["Journal", "Lock", "SavedPlan", "TaskRecord", "StoredReject"]
+__all__ = ["Journal", "Lock", "SavedPlan", "StoredReject", "TaskRecord"]
 
 ORPHAN_SECONDS = 15.0
 
@@ -86,7 +86,9 @@ class Journal:
         try:
             return msgspec.json.decode((self.folder / "plan.json").read_bytes(), type=SavedPlan)
         except (msgspec.MsgspecError, OSError) as error:
-            raise StoreError(f"{self.folder / 'plan.json'} is damaged ({error}); start again with --overwrite") from None
+            raise StoreError(
+                f"{self.folder / 'plan.json'} is damaged ({error}); start again with --overwrite"
+            ) from None
 
     def commit(self, record: TaskRecord) -> None:
         """Enter a task whose shards are durable."""
@@ -182,7 +184,9 @@ class Lock:
                 break
             except OSError:
                 if time.monotonic() > deadline:
-                    raise StoreError(f"{self._store} is still being written by workers of a killed run; end them first") from None
+                    raise StoreError(
+                        f"{self._store} is still being written by workers of a killed run; end them first"
+                    ) from None
                 time.sleep(0.05)
         fcntl.flock(workers, fcntl.LOCK_UN)
 

@@ -77,7 +77,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
             where = f" ({error.filename})" if error.filename else ""
             hint = "; free some space, then" if error.errno == 28 else ";"
             return cls("store", [f"{error.strerror or error}{where}{hint} run the same command again to continue"])
-        kind = {UsageError: "usage", StoreError: "store"}.get(type(error), "error")
+        kind = "usage" if isinstance(error, UsageError) else "store" if isinstance(error, StoreError) else "error"
         return cls(kind, [str(error) or type(error).__name__])
 
     def to_error(self) -> TokenmillError:

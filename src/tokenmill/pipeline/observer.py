@@ -164,7 +164,9 @@ class Observer:
             earlier = msgspec.json.decode(data, type=list[AttemptInfo])
         except (OSError, msgspec.MsgspecError):
             return []
-        return [attempt if attempt.completed else msgspec.structs.replace(attempt, completed=False) for attempt in earlier]
+        return [
+            attempt if attempt.completed else msgspec.structs.replace(attempt, completed=False) for attempt in earlier
+        ]
 
 
 def _processor() -> str:

@@ -162,7 +162,9 @@ class _Cutter:
         self.close()
         if isinstance(reader, ParquetReader):
             ranges = reader.plan(Path(file.path), self._task_bytes)
-            self._add_ranges(number, file, [(a, b if stop is None else min(b, stop)) for a, b in ranges if stop is None or a < stop])
+            self._add_ranges(
+                number, file, [(a, b if stop is None else min(b, stop)) for a, b in ranges if stop is None or a < stop]
+            )
         elif file.compression == "none" and reader.splittable:
             size = file.bytes if stop is None else min(stop, file.bytes)
             starts = range(0, size, self._task_bytes)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,10 +27,10 @@ from tokenmill.executors.local import LocalExecutor
 from tokenmill.files import expand_inputs
 from tokenmill.pipeline.budget import Budget, make_budget
 from tokenmill.pipeline.finish import finish
-from tokenmill.pipeline.journal import Journal, Lock, TaskRecord
+from tokenmill.pipeline.journal import Journal, Lock
 from tokenmill.pipeline.messages import Failed, GateResult, RunGate, decode_from_worker, encode
 from tokenmill.pipeline.observer import Observer
-from tokenmill.pipeline.plan import InputFile, Plan, inspect_inputs, make_plan
+from tokenmill.pipeline.plan import InputFile, inspect_inputs, make_plan
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.resume import Standing, begin_or_resume
 from tokenmill.pipeline.scheduler import SERVE, Scheduler
@@ -89,7 +88,7 @@ def run(request: Request, display: Display) -> Outcome:
         paths = expand_inputs(request.inputs)
         tokenizer = load_tokenizer(request.tokenizer)
         choice = choose(tokenizer, request.engine, request.special_tokens)
-        policy = request.policy(tokenizer)
+        request.policy(tokenizer)
         files = inspect_inputs(paths, request.format, request.reading())
         settings = request.settings(tokenizer, files)
         store = _prepare_directory(Path(request.out))
@@ -229,7 +228,9 @@ def _introduce(display: Display, tokenizer: Tokenizer, job: Job, result: GateRes
     else:
         display.say(f"engine     {job.engine}")
     policy = job.settings.policy
-    display.say(f"documents  BOS {_name(policy.bos_id)}, EOS {_name(policy.eos_id)}, special tokens {policy.special_tokens}")
+    display.say(
+        f"documents  BOS {_name(policy.bos_id)}, EOS {_name(policy.eos_id)}, special tokens {policy.special_tokens}"
+    )
     if result.preview is not None:
         display.say(f"for example {result.preview.text}")
         display.say(f"  {result.preview.num_tokens:,} ids   {result.preview.ids}")
@@ -251,7 +252,17 @@ def _prepare_directory(store: Path) -> Path:
         raise StoreError(f"{store} is a file; choose a directory with -o") from None
     except OSError as error:
         raise StoreError(f"{store} cannot be written: {error.strerror}; choose another directory with -o") from None
-    ours = {"manifest.json", ".tasks", ".lock", ".workers.lock", "tokenizer", "train", "val", "rejects.jsonl", "run.json"}
+    ours = {
+        "manifest.json",
+        ".tasks",
+        ".lock",
+        ".workers.lock",
+        "tokenizer",
+        "train",
+        "val",
+        "rejects.jsonl",
+        "run.json",
+    }
     if present - ours and not present & {"manifest.json", ".tasks"}:
         raise StoreError(f"{store} is not empty and not a token store; choose another directory with -o")
     return store
@@ -261,7 +272,8 @@ def _in_words(error: BaseException, store: Path) -> BaseException:
     """What the user reads when a run ends early."""
     if isinstance(error, _Signal):
         return Interrupted(
-            f"stopped by {signal.Signals(error.number).name}; run the same command again to continue {store}", error.number
+            f"stopped by {signal.Signals(error.number).name}; run the same command again to continue {store}",
+            error.number,
         )
     if isinstance(error, OSError):
         return Failed.from_error(error).to_error()

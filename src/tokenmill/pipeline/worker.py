@@ -38,6 +38,7 @@ from tokenmill.pipeline.stages import Stages
 from tokenmill.pipeline.task import Job, TaskRunner
 from tokenmill.readers import reader_for
 from tokenmill.readers.cutting import cut_stream
+from tokenmill.readers.parquet import ParquetReader
 
 __all__ = ["WarmJob", "preload", "serve", "warm"]
 
@@ -154,6 +155,7 @@ class _Worker:
         job = self._job
         file = job.inputs[stream.input]
         reader = reader_for(file.format, job.settings.reading)
+        assert not isinstance(reader, ParquetReader)
         text = TextStream(file, job.settings.reading, stop=stream.stop)
         slots: dict[int, str] = {}
 

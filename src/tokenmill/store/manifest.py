@@ -150,9 +150,13 @@ def read_manifest(folder: Path) -> Manifest:
         data = path.read_bytes()
     except FileNotFoundError:
         if not folder.is_dir():
-            raise StoreError(f"{folder} does not exist; make a store with: tokenmill tokenize INPUT -o {folder}") from None
+            raise StoreError(
+                f"{folder} does not exist; make a store with: tokenmill tokenize INPUT -o {folder}"
+            ) from None
         if (folder / ".tasks").is_dir():
-            raise StoreError(f"{folder} is an unfinished run; finish it by running the same tokenize command again") from None
+            raise StoreError(
+                f"{folder} is an unfinished run; finish it by running the same tokenize command again"
+            ) from None
         raise StoreError(f"{folder} is not a token store: it has no {MANIFEST}") from None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from None
@@ -185,7 +189,9 @@ def decode_sealed(data: bytes, kind: type[SealedT], path: Path) -> SealedT:
     except msgspec.MsgspecError as error:
         raise StoreError(f"{path} is damaged ({error}); restore it, or tokenize again with --overwrite") from None
     if encode_sealed(document) != data:
-        raise StoreError(f"{path} is damaged: its checksum does not match; restore it, or tokenize again with --overwrite")
+        raise StoreError(
+            f"{path} is damaged: its checksum does not match; restore it, or tokenize again with --overwrite"
+        )
     return document
 
 

@@ -25,7 +25,8 @@ __all__ = ["DTYPES", "INDEX_HEADER_BYTES", "ShardWriter", "dtype_for", "hash_fil
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 INDEX_HEADER_BYTES = HEADER.size
-DTYPES = {"uint16": (8, np.dtype("<u2")), "int32": (4, np.dtype("<i4"))}
+DTYPES: dict[str, tuple[int, np.dtype[Any]]] = {"uint16": (8, np.dtype("<u2")), "int32": (4, np.dtype("<i4"))}
+"""Megatron's code and the numpy type of each kind of shard."""
 
 DOCUMENTS_PER_ROW_GROUP = 65_536
 INDEX_PIECE = 1 << 16
@@ -62,8 +63,8 @@ class ShardWriter:
     ) -> None:
         """Add documents: their tokens end to end, of the shard's own type, and where each came from."""
         assert tokens.dtype == self._dtype, tokens.dtype
-        self._bin.write(memoryview(tokens).cast("B"))
-        self._lengths.write(memoryview(lengths).cast("B"))
+        self._bin.write(tokens.data.cast("B"))
+        self._lengths.write(lengths.data.cast("B"))
         self._documents.append(inputs, positions, kept)
         self.num_documents += len(lengths)
         self.num_tokens += len(tokens)

@@ -72,7 +72,9 @@ class TokenStore:
         return self._decoder.decode(ids.tolist())
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{name}: {s.num_documents:,} documents, {s.num_tokens:,} tokens" for name, s in self.splits.items())
+        parts = ", ".join(
+            f"{name}: {s.num_documents:,} documents, {s.num_tokens:,} tokens" for name, s in self.splits.items()
+        )
         return f"TokenStore({str(self.path)!r}, {self.manifest.tokenizer.name}, {parts})"
 
 
@@ -90,7 +92,9 @@ class Split:
     def locate(self, number: int) -> tuple[Shard, int]:
         """The shard that has a document, and the document's number in it."""
         if not 0 <= number < self.num_documents:
-            raise UsageError(f"document {number} is not in {self.name}, which has documents 0 to {self.num_documents - 1}")
+            raise UsageError(
+                f"document {number} is not in {self.name}, which has documents 0 to {self.num_documents - 1}"
+            )
         index = bisect_right(self._ends, number)
         return self.shards[index], number - (self._ends[index - 1] if index else 0)
 
@@ -152,7 +156,8 @@ class Shard:
             raise StoreError(f"{path} is missing; restore it, or tokenize again with --overwrite") from None
         if size != expected:
             raise StoreError(
-                f"{path} has {size} bytes and the manifest says {expected}; restore it, or tokenize again with --overwrite"
+                f"{path} has {size} bytes and the manifest says {expected}; restore it, or tokenize again with "
+                "--overwrite"
             )
 
 

@@ -1,0 +1,365 @@
+"""Which tokenizers the fast engine encodes exactly as the reference does.
+
+gigatoken loads many configurations that it does not implement and says nothing, so this is a list of
+what is allowed, not of what is forbidden: a structure is in it when hundreds of thousands of fuzzed
+strings, over vocabularies whose merges cross every boundary, gave equal ids (`scripts/fuzz_engines.py`
+repeats that). Whatever is not recognised, down to an unknown key, is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tokenmill.engines.disputes import Ranges, disputed_ranges
+
+__all__ = [
+    "SCHEMES",
+    "disputed_ranges_of",
+    "engine_config",
+    "merge_pairs",
+    "refuses",
+    "strip_special_tokens",
+]
+
+Config = Mapping[str, Any]
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
+
+SCHEMES: Mapping[str, tuple[str, ...]] = {
+    "gpt2": (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",),
+    "llama3": (rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_PUNCTUATION}|{_SPACES}",),
+    "qwen2": (rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_PUNCTUATION}|{_SPACES}",),
+    "qwen3.5": (
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+        rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",
+    ),
+    "o200k": (
+        rf"{_CASED[0]}{_CONTRACTIONS}?|{_CASED[1]}{_CONTRACTIONS}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
+    ),
+    "nemotron": (rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",),
+    "deepseek": (
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+        "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    ),
+}
+"""Split patterns, as in `tokenizer.json`, that gigatoken reproduces, each under its best-known name."""
+
+_SAME_AS = {
+    # `\s*[\r\n]` runs to the last line end of the white space, and so does `\s*[\r\n]+`. gigatoken knows the
+    # first spelling too, but splits the end of a text by OpenAI's cl100k, which has one more branch.
+    rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_PUNCTUATION}|\s*[\r\n]|\s+(?!\S)|\s+": SCHEMES["llama3"][0],
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": SCHEMES["gpt2"][0],
+}
+"""Patterns that match exactly what a scheme's does, with the spelling that the engine has to be given."""
+
+_CONFIG_KEYS = {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer"} | {
+    "post_processor",
+    "decoder",
+    "model",
+}
+_MODEL_KEYS = {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk"} | {
+    "byte_fallback",
+    "ignore_merges",
+    "vocab",
+    "merges",
+}
+_TOKEN_KEYS = {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
+_MAX_ID = 1 << 24
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+_PREPEND = {"type": "Prepend", "prepend": "▁"}
+_MARK_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+_INERT_SPLIT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+
+
+class _Refused(Exception):
+    """Carries the reason from where it is found to `refuses`."""
+
+
+def refuses(config: Config, *, parse_special: bool = False) -> str | None:
+    """Why gigatoken may not be used for a `tokenizer.json`, or None when its ids are the reference's.
+
+    Valid for an engine loaded from `engine_config(config, parse_special=parse_special)`. With
+    `parse_special` the strings of special tokens become their ids, without it they are plain text.
+    """
+    try:
+        _require_keys("tokenizer.json", config, _CONFIG_KEYS)
+        model = config["model"]
+        _check_model(model)
+        if model.get("byte_fallback"):
+            _check_byte_fallback(model)
+            _check_space_marking(config.get("normalizer"), config.get("pre_tokenizer"))
+        else:
+            _check_byte_level(model)
+            _check_normalizer(config.get("normalizer"))
+            _check_split(config.get("pre_tokenizer"))
+        _check_added_tokens(config, parse_special)
+    except _Refused as refused:
+        return str(refused)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return f"its tokenizer.json is not laid out as expected ({type(error).__name__}: {error})"
+    return None
+
+
+def strip_special_tokens(config: Config) -> dict[str, Any]:
+    """The configuration without special added tokens, whose strings then are plain text.
+
+    Non-special added tokens stay: the reference matches them in either mode.
+    """
+    return {**config, "added_tokens": [token for token in config.get("added_tokens") or [] if not token["special"]]}
+
+
+def engine_config(config: Config, *, parse_special: bool = False) -> dict[str, Any]:
+    """What to load into gigatoken so that it does what the reference does with `config`."""
+    stripped = dict(config) if parse_special else strip_special_tokens(config)
+    pre_tokenizer = config.get("pre_tokenizer")
+    if pre_tokenizer and pre_tokenizer["type"] == "Sequence":
+        steps = [_respell(step) for step in pre_tokenizer["pretokenizers"]]
+        stripped["pre_tokenizer"] = {**pre_tokenizer, "pretokenizers": steps}
+    return stripped
+
+
+def disputed_ranges_of(config: Config, *, exact: bool | None = None) -> Ranges:
+    """The code points for which a document has to go through the reference with this tokenizer.
+
+    None at all with byte fallback: no character class takes part in how those tokenizers split.
+    """
+    if config["model"].get("byte_fallback"):
+        return ()
+    pre_tokenizer = config.get("pre_tokenizer") or {}
+    patterns = [step.get("pattern", {}).get("Regex", "") for step in pre_tokenizer.get("pretokenizers", ())]
+    classes = set(re.findall(r"\\p\{(\w+)\}", "".join(patterns)))
+    return disputed_ranges(_normalizes(config.get("normalizer")), letters_only=classes <= {"L", "N"}, exact=exact)
+
+
+def merge_pairs(merges: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """Merges as pairs; old files write "a b" instead of ["a", "b"]."""
+    for merge in merges:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        yield left, right
+
+
+def _require_keys(what: str, found: Config, known: Collection[str]) -> None:
+    unknown = [key for key in found if key not in known]
+    if unknown:
+        raise _Refused(f"{what} has the unknown key {unknown[0]!r}")
+
+
+def _check_model(model: Config) -> None:
+    """What holds for any BPE model: nothing that changes how merges apply."""
+    _require_keys("its model", model, _MODEL_KEYS)
+    if model.get("type", "BPE") != "BPE":
+        raise _Refused(f"its model is {model['type']}, not BPE")
+    if model.get("dropout"):
+        raise _Refused(f"its model has dropout {model['dropout']}")
+    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            raise _Refused(f"its model has {key} {model[key]!r}")
+    ids = set(model["vocab"].values())
+    if len(ids) < len(model["vocab"]) or not all(0 <= token < _MAX_ID for token in ids):
+        raise _Refused(f"its token ids are not distinct numbers below {_MAX_ID}")
+    _check_merges(model)
+
+
+def _check_merges(model: Config) -> None:
+    """Each pair once (the reference uses its last rank, gigatoken the first) and known to the vocabulary."""
+    pairs = list(merge_pairs(model["merges"]))
+    if len(set(pairs)) < len(pairs):
+        raise _Refused("its merges name a pair twice")
+    vocab = model["vocab"]
+    for left, right in pairs:
+        if left not in vocab or right not in vocab or left + right not in vocab:
+            raise _Refused(f"its merge of {left!r} and {right!r} is not in the vocabulary")
+    if model.get("byte_fallback"):
+        # gigatoken takes such a token for the byte, whoever spelled it.
+        if any(_BYTE_TOKEN.search(left + right) for left, right in pairs if right.endswith(">")):
+            raise _Refused("its merges spell a byte token such as <0x0A>")
+
+
+def _check_byte_level(model: Config) -> None:
+    """All 256 bytes are tokens, so nothing is ever unknown; no token has two readings."""
+    alphabet = _byte_alphabet()
+    vocab = model["vocab"]
+    if not all(character in vocab for character in alphabet):
+        raise _Refused("its vocabulary has no token for some byte, or is not byte-level")
+    spelled = re.compile(f"[{re.escape(''.join(alphabet))}]*")
+    foreign = [token for token in vocab if not spelled.fullmatch(token)]
+    if foreign and model.get("ignore_merges"):
+        # To the reference these are unreachable; gigatoken reads them as plain text and finds them.
+        raise _Refused(f"its vocabulary has {foreign[0]!r}, which is not spelled in bytes, and it ignores merges")
+    if any(_spell(token, alphabet) in vocab for token in foreign):
+        raise _Refused("its vocabulary has one token in two spellings")
+    parts = {part for pair in merge_pairs(model["merges"]) for part in pair} if foreign else set()
+    if any(token in parts for token in foreign):
+        raise _Refused("its merges have parts that are not spelled in bytes")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte: itself if it can be seen, else one from U+0100 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(visible)]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+def _spell(text: str, alphabet: Mapping[str, int]) -> str:
+    stand_in = {byte: character for character, byte in alphabet.items()}
+    return "".join(stand_in[byte] for byte in text.encode())
+
+
+def _check_byte_fallback(model: Config) -> None:
+    vocab = model["vocab"]
+    if model.get("ignore_merges"):
+        raise _Refused("its model has byte fallback and ignores merges")
+    for byte in range(256):
+        # A missing byte is harmless when the only character it is part of has a token of its own.
+        if f"<0x{byte:02X}>" not in vocab and not (byte < 0x80 and chr(byte) in vocab):
+            raise _Refused(f"its vocabulary has no token for the byte 0x{byte:02X}")
+
+
+def _check_normalizer(normalizer: Config | None) -> None:
+    steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
+    for step in steps:
+        if step not in (None, {"type": "NFC"}):
+            raise _Refused(f"its normalizer is {step['type']}; only NFC is known to agree")
+
+
+def _normalizes(normalizer: Config | None) -> bool:
+    return normalizer is not None and normalizer != {"type": "Sequence", "normalizers": []}
+
+
+def _check_split(pre_tokenizer: Config | None) -> None:
+    """A bare ByteLevel, or the Splits of one known scheme and a ByteLevel that only spells bytes."""
+    if pre_tokenizer is None:
+        raise _Refused("it has byte-level tokens but no pre_tokenizer")
+    if pre_tokenizer["type"] == "ByteLevel":
+        _require_keys("its pre_tokenizer", pre_tokenizer, {"type", "add_prefix_space", "trim_offsets", "use_regex"})
+        if not pre_tokenizer.get("use_regex", True):
+            raise _Refused("its ByteLevel pre_tokenizer does not split")
+        return
+    if pre_tokenizer["type"] != "Sequence":
+        raise _Refused(f"its pre_tokenizer is {pre_tokenizer['type']}")
+    _require_keys("its pre_tokenizer", pre_tokenizer, {"type", "pretokenizers"})
+    *splits, last = pre_tokenizer["pretokenizers"]
+    for step in splits:
+        if step["type"] != "Split":
+            raise _Refused(f"its pre_tokenizer has {step['type']} before ByteLevel")
+    if last["type"] != "ByteLevel" or last.get("use_regex", True) or last["add_prefix_space"]:
+        raise _Refused("its pre_tokenizer does not end in a ByteLevel that neither splits nor adds a space")
+    _require_keys("its pre_tokenizer", last, {"type", "add_prefix_space", "trim_offsets", "use_regex"})
+    patterns = tuple(_pattern(_respell(step)) for step in splits)
+    if patterns not in SCHEMES.values():
+        raise _Refused(f"its split pattern is not one that is known to agree: {patterns}")
+    # A single pattern matches all of any text, so it does not matter what becomes of the rest.
+    allowed = [("Isolated", False)] if len(splits) > 1 else [("Isolated", False), ("Isolated", True), ("Removed", True)]
+    if any((step["behavior"], step["invert"]) not in allowed for step in splits):
+        raise _Refused("its Split does not keep all of the text as separate pieces")
+
+
+def _pattern(split: Config) -> str:
+    _require_keys("its Split", split, {"type", "pattern", "behavior", "invert"})
+    if list(split["pattern"]) != ["Regex"]:
+        raise _Refused(f"its pre_tokenizer splits at {split['pattern']}")
+    return str(split["pattern"]["Regex"])
+
+
+def _respell(step: Config) -> dict[str, Any]:
+    pattern = step.get("pattern", {}).get("Regex")
+    return {**step, "pattern": {"Regex": _SAME_AS[pattern]}} if pattern in _SAME_AS else dict(step)
+
+
+def _check_space_marking(normalizer: Config | None, pre_tokenizer: Config | None) -> None:
+    """How SentencePiece-like tokenizers turn spaces into ▁: in the normalizer or by Metaspace."""
+    steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
+    if steps in ([_PREPEND, _MARK_SPACES], [_MARK_SPACES]):
+        if pre_tokenizer not in (None, _INERT_SPLIT):
+            raise _Refused(f"its pre_tokenizer is {pre_tokenizer['type']}, after a normalizer that marks spaces")
+        return
+    if normalizer is not None:
+        raise _Refused("its normalizer does more than to mark spaces with ▁")
+    if pre_tokenizer is None or pre_tokenizer["type"] != "Metaspace":
+        raise _Refused("it has byte fallback but does not mark spaces with ▁")
+    _require_keys("its Metaspace", pre_tokenizer, {"type", "replacement", "prepend_scheme", "split"})
+    if pre_tokenizer["replacement"] != "▁" or pre_tokenizer["prepend_scheme"] not in ("always", "first", "never"):
+        raise _Refused(f"its Metaspace is {dict(pre_tokenizer)}")
+
+
+def _check_added_tokens(config: Config, parse_special: bool) -> None:
+    """Every token that is matched is matched at the same places on both sides, with the same id."""
+    tokens: Sequence[Config] = config.get("added_tokens") or []
+    vocab = config["model"]["vocab"]
+    contents = {token["content"] for token in tokens}
+    if "" in contents or len(contents) < len(tokens):
+        raise _Refused("it has an empty added token or one that is listed twice")
+    next_id = len(vocab)
+    for token in tokens:
+        _require_keys("its added token", token, _TOKEN_KEYS)
+        # The reference ignores the id in the file when its own count gives another.
+        if token["id"] != vocab.get(token["content"], next_id):
+            raise _Refused(f"its added token {token['content']!r} has the id {token['id']}, which the reference ignores")
+        next_id = max(next_id, token["id"] + 1) if token["content"] not in vocab else next_id
+    kept = [token for token in tokens if parse_special or not token["special"]]
+    for token in kept:
+        for key in ("single_word", "lstrip", "rstrip"):
+            if token[key]:
+                raise _Refused(f"its added token {token['content']!r} has {key}")
+    if _normalizes(config.get("normalizer")):
+        _check_normalized_tokens(config, kept)
+    _check_overlaps(config, tokens, kept)
+
+
+def _check_normalized_tokens(config: Config, kept: Sequence[Config]) -> None:
+    """No text may turn into an added token, or away from one, by being normalized."""
+    if config["model"].get("byte_fallback"):
+        return
+    for token in kept:
+        if token["normalized"]:
+            raise _Refused(f"its added token {token['content']!r} is matched after NFC")
+        # gigatoken recognises a token in normalized text as well. NFC makes ASCII of three other
+        # characters: U+212A becomes K, U+037E the semicolon and U+1FEF the grave accent.
+        if not token["content"].isascii() or set(token["content"]) & set("K;`"):
+            raise _Refused(f"its added token {token['content']!r} can be the outcome of NFC")
+
+
+def _check_overlaps(config: Config, tokens: Sequence[Config], kept: Sequence[Config]) -> None:
+    """The reference searches in two passes and lets special tokens hide others; gigatoken does neither."""
+    is_kept = {token["content"] for token in kept}
+    plain = {token["content"] for token in kept if not token["normalized"]}
+    normalized = is_kept - plain
+    hiding = [token for token in tokens if token["content"] not in is_kept]
+    if config["model"].get("byte_fallback"):
+        if normalized and any(token["normalized"] for token in hiding):
+            raise _Refused("it has special and other added tokens that are matched after normalizing")
+    elif overlap := next(_overlaps(plain, normalized), None) or next(_overlaps(normalized, plain), None):
+        raise _Refused(f"its added tokens {overlap[0]!r} and {overlap[1]!r} overlap and are matched in two passes")
+    for group, others in ((plain, False), (normalized, True)):
+        strings = [token["content"] for token in hiding if token["normalized"] is others]
+        if overlap := next(_overlaps(strings, group), None):
+            raise _Refused(f"its special token {overlap[0]!r} hides parts of its added token {overlap[1]!r}")
+
+
+def _overlaps(hiding: Iterable[str], hidden: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Pairs where a match of the first can take away text that a match of the second needs."""
+    starts: dict[str, str] = {}
+    for token in hidden:
+        for stop in range(1, len(token) + 1):
+            starts.setdefault(token[:stop], token)
+    for token in hiding:
+        for start in range(len(token)):
+            for stop in range(start + 1, len(token) + 1):
+                part = token[start:stop]
+                if part in hidden and part != token:
+                    yield token, part
+            if start and token[start:] in starts:
+                yield token, starts[token[start:]]
+
+
+Check = Callable[[Config], None]
