@@ -145,6 +145,12 @@ def test_a_character_of_several_tokens_is_shown_whole(byte_store: TokenStore) ->
     assert "240 159 152 128" in shown
 
 
+def test_a_combining_mark_that_is_a_token_of_its_own_is_shown_beside_its_letter(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", ["e\u0301"])
+    shown = draw(render_document(tokenize(path, tmp_path / "store", tokenizer="bytes", workers=1), 0))
+    assert "e│◌\u0301│<eos>" in shown
+
+
 def test_no_document_can_reach_the_terminal_with_control_characters(byte_store: TokenStore) -> None:
     shown = draw(render_document(byte_store, 2))
     assert "\x1b" not in shown

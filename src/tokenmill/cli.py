@@ -123,6 +123,10 @@ def tokenize(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=SHOW)] = False,
 ) -> None:
     """Tokenize text files into a store; run it again to continue after any stop."""
+    from tokenmill.executors.local import start_executor
+
+    # First of all, because the worker processes can import while this one does.
+    executor = start_executor()
     from tokenmill.pipeline.request import Request
     from tokenmill.pipeline.run import run
     from tokenmill.progress import choose_display
@@ -130,7 +134,7 @@ def tokenize(
 
     flags = {key: value for key, value in context.params.items() if key not in {"config", "log_json", "quiet"}}
     request = Request.from_flags(_merge_config(config, flags, context))
-    outcome = run(request, choose_display(log_json=log_json, quiet=quiet))
+    outcome = run(request, choose_display(log_json=log_json, quiet=quiet), executor)
     print_summary(outcome, request)
 
 

@@ -171,6 +171,8 @@ class InputStream:
         self._decompressed = self._decompress(self._source)
         self._num_delivered = 0
         self._damage: str | None = None
+        self.step_back = self._source.step_back if compression == "none" else None
+        """Have the last bytes handed over again; only a plain file can."""
 
     def read(self, size: int, /) -> bytes:
         """Up to `size` bytes; `b""` at the end."""
@@ -250,6 +252,9 @@ class _Source:
             self.last_start = self.offset
             self.offset += len(data)
         return data
+
+    def step_back(self, num_bytes: int) -> None:
+        self.offset = self._file.seek(-num_bytes, os.SEEK_CUR)
 
     def close(self) -> None:
         self._file.close()

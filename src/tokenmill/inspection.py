@@ -346,6 +346,7 @@ class _Tokens:
             style = SPECIAL if group.special else SHADES[number % 2]
             for part, line in enumerate(_show_lines(group.text)):
                 bar = "│" if number and not part and not colour else ""
+                line = _with_base(line) if bar else line
                 for piece in chop_cells(line, width - 1) or [""]:
                     if part or column + cell_len(bar + piece) > width:
                         text.append("\n")
@@ -371,7 +372,8 @@ class _Ids:
     def _draw(self, groups: list[TokenGroup], width: int) -> Iterator[Text]:
         above, below = Text(no_wrap=True), Text(no_wrap=True, style="dim")
         for number, group in enumerate(groups):
-            piece = _shorten("".join(_show_lines(group.text)).replace(" ", "␣"), PIECE_COLUMNS) or "∅"
+            piece = _with_base("".join(_show_lines(group.text)).replace(" ", "␣"))
+            piece = _shorten(piece, PIECE_COLUMNS) or "∅"
             numbers = " ".join(map(str, group.ids))
             columns = max(cell_len(piece), len(numbers))
             if above and cell_len(above.plain) + columns > width:
@@ -403,6 +405,11 @@ def _symbol(character: str) -> str:
     if character.isprintable() or character in JOINERS or unicodedata.category(character) == "Zs":
         return character
     return f"<{code:04X}>"
+
+
+def _with_base(text: str) -> str:
+    """A combining mark at the start would fall on whatever stands before; it gets a circle of its own."""
+    return f"◌{text}" if text and unicodedata.category(text[0]).startswith("M") else text
 
 
 def _shorten(text: str, columns: int) -> str:

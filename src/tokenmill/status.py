@@ -133,7 +133,10 @@ def render_status(status: Status) -> RenderableType:
     title = Text.assemble((status.state, STYLES[status.state]), "  ", status.folder)
     parts: list[RenderableType] = [title]
     if status.state != "finished" and status.last is not None:
-        parts.append(ProgressBar(total=1.0, completed=status.last.fraction, width=BAR_COLUMNS))
+        # A bar alone does not end its line; in a table it does.
+        bar = Table.grid()
+        bar.add_row(ProgressBar(total=1.0, completed=status.last.fraction, width=BAR_COLUMNS))
+        parts.append(bar)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold cyan", no_wrap=True)
     table.add_column()

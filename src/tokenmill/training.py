@@ -55,7 +55,7 @@ def train_tokenizer(
     text_key: str = "text",
     special_tokens: Sequence[str] = ("<|endoftext|>",),
     limit_bytes: int = SAMPLE_BYTES,
-    format: str = "auto",  # noqa: A002
+    format: str = "auto",
     overwrite: bool = False,
     display: Display | None = None,
 ) -> TrainedTokenizer:

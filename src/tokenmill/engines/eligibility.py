@@ -9,17 +9,19 @@ repeats that). Whatever is not recognised, down to an unknown key, is refused wi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenmill.engines.disputes import Ranges, disputed_ranges
+from tokenmill.engines.piece_models import model_config, refuses_model
 
 __all__ = [
     "SCHEMES",
     "disputed_ranges_of",
     "engine_config",
-    "merge_pairs",
+    "model_config",
     "refuses",
+    "refuses_model",
     "strip_special_tokens",
 ]
 
@@ -75,7 +77,7 @@ _MODEL_KEYS = {"type", "dropout", "unk_token", "continuing_subword_prefix", "end
 }
 _TOKEN_KEYS = {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
 _MAX_ID = 1 << 24
-_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+_BYTE_TOKEN = re.compile("<0x..>", re.DOTALL)
 _PREPEND = {"type": "Prepend", "prepend": "▁"}
 _MARK_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 _INERT_SPLIT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
@@ -141,7 +143,7 @@ def disputed_ranges_of(config: Config, *, exact: bool | None = None) -> Ranges:
     return disputed_ranges(_normalizes(config.get("normalizer")), letters_only=classes <= {"L", "N"}, exact=exact)
 
 
-def merge_pairs(merges: Iterable[Any]) -> Iterator[tuple[str, str]]:
+def _merge_pairs(merges: Iterable[Any]) -> Iterator[tuple[str, str]]:
     """Merges as pairs; old files write "a b" instead of ["a", "b"]."""
     for merge in merges:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
@@ -172,17 +174,13 @@ def _check_model(model: Config) -> None:
 
 def _check_merges(model: Config) -> None:
     """Each pair once (the reference uses its last rank, gigatoken the first) and known to the vocabulary."""
-    pairs = list(merge_pairs(model["merges"]))
+    pairs = list(_merge_pairs(model["merges"]))
     if len(set(pairs)) < len(pairs):
         raise _Refused("its merges name a pair twice")
     vocab = model["vocab"]
     for left, right in pairs:
         if left not in vocab or right not in vocab or left + right not in vocab:
             raise _Refused(f"its merge of {left!r} and {right!r} is not in the vocabulary")
-    if model.get("byte_fallback"):
-        # gigatoken takes such a token for the byte, whoever spelled it.
-        if any(_BYTE_TOKEN.search(left + right) for left, right in pairs if right.endswith(">")):
-            raise _Refused("its merges spell a byte token such as <0x0A>")
 
 
 def _check_byte_level(model: Config) -> None:
@@ -198,7 +196,7 @@ def _check_byte_level(model: Config) -> None:
         raise _Refused(f"its vocabulary has {foreign[0]!r}, which is not spelled in bytes, and it ignores merges")
     if any(_spell(token, alphabet) in vocab for token in foreign):
         raise _Refused("its vocabulary has one token in two spellings")
-    parts = {part for pair in merge_pairs(model["merges"]) for part in pair} if foreign else set()
+    parts = {part for pair in _merge_pairs(model["merges"]) for part in pair} if foreign else set()
     if any(token in parts for token in foreign):
         raise _Refused("its merges have parts that are not spelled in bytes")
 
@@ -219,6 +217,12 @@ def _check_byte_fallback(model: Config) -> None:
     vocab = model["vocab"]
     if model.get("ignore_merges"):
         raise _Refused("its model has byte fallback and ignores merges")
+    names = {f"<0x{byte:02X}>" for byte in range(256)}
+    if any(len(token) == 6 and _BYTE_TOKEN.fullmatch(token) and token not in names for token in vocab):
+        raise _Refused("its vocabulary has a byte token in another spelling than <0x0A>")
+    # gigatoken takes such a token for the byte, whoever spelled it.
+    if any(part in names for left, right in _merge_pairs(model["merges"]) for part in (left, right, left + right)):
+        raise _Refused("its merges spell a byte token such as <0x0A>")
     for byte in range(256):
         # A missing byte is harmless when the only character it is part of has a token of its own.
         if f"<0x{byte:02X}>" not in vocab and not (byte < 0x80 and chr(byte) in vocab):
@@ -287,7 +291,9 @@ def _check_space_marking(normalizer: Config | None, pre_tokenizer: Config | None
         raise _Refused("its normalizer does more than to mark spaces with ▁")
     if pre_tokenizer is None or pre_tokenizer["type"] != "Metaspace":
         raise _Refused("it has byte fallback but does not mark spaces with ▁")
-    _require_keys("its Metaspace", pre_tokenizer, {"type", "replacement", "prepend_scheme", "split"})
+    _require_keys(
+        "its Metaspace", pre_tokenizer, {"type", "replacement", "prepend_scheme", "split", "add_prefix_space"}
+    )
     if pre_tokenizer["replacement"] != "▁" or pre_tokenizer["prepend_scheme"] not in ("always", "first", "never"):
         raise _Refused(f"its Metaspace is {dict(pre_tokenizer)}")
 
@@ -302,10 +308,12 @@ def _check_added_tokens(config: Config, parse_special: bool) -> None:
     next_id = len(vocab)
     for token in tokens:
         _require_keys("its added token", token, _TOKEN_KEYS)
-        # The reference ignores the id in the file when its own count gives another.
+        # The reference ignores the id in the file and counts on from the vocabulary.
         if token["id"] != vocab.get(token["content"], next_id):
             raise _Refused(f"its added token {token['content']!r} has the id {token['id']}, which the reference ignores")
-        next_id = max(next_id, token["id"] + 1) if token["content"] not in vocab else next_id
+        next_id = max(next_id, token["id"] + 1)
+    if next_id > len(vocab) and max(vocab.values()) >= len(vocab):
+        raise _Refused("its token ids have gaps, which added tokens may fall into")
     kept = [token for token in tokens if parse_special or not token["special"]]
     for token in kept:
         for key in ("single_word", "lstrip", "rstrip"):
@@ -361,5 +369,3 @@ def _overlaps(hiding: Iterable[str], hidden: Collection[str]) -> Iterator[tuple[
             if start and token[start:] in starts:
                 yield token, starts[token[start:]]
 
-
-Check = Callable[[Config], None]

@@ -19,8 +19,9 @@ import numpy as np
 
 from tokenmill.batch import TokenBatch
 from tokenmill.engines.base import Engine, SpecialTokens
-from tokenmill.engines.disputes import DisputeFilter, disputed_ranges
-from tokenmill.engines.eligibility import refuses, refuses_model, strip_special_tokens
+from tokenmill.engines.disputes import DisputeFilter, Ranges, disputed_ranges
+from tokenmill.engines.eligibility import disputed_ranges_of, engine_config, refuses
+from tokenmill.engines.piece_models import model_config, refuses_model
 from tokenmill.engines.tokenizer import Tokenizer
 
 __all__ = ["GigatokenEngine", "why_not"]
@@ -31,7 +32,7 @@ TIKTOKEN_SCHEMES = {"gpt2": "gpt2", "r50k_base": "gpt2", "cl100k_base": "gpt4", 
 def why_not(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> str | None:
     """Why this engine may not be used for a tokenizer, or None when it may."""
     if tokenizer.kind == "huggingface":
-        return refuses(tokenizer.config)
+        return refuses(tokenizer.config, parse_special=special_tokens != "as-text")
     if tokenizer.kind == "sentencepiece":
         return refuses_model(tokenizer.files[tokenizer.main_file])
     if tokenizer.kind == "tiktoken":
@@ -110,24 +111,26 @@ def _replace_documents(batch: TokenBatch, which: list[int], replacement: TokenBa
 
 
 def _dispute_filter(tokenizer: Tokenizer, backend: Any) -> DisputeFilter | None:
-    """None for SentencePiece-like models: no character class takes part in their splits."""
-    if tokenizer.kind == "sentencepiece" or tokenizer.config.get("model", {}).get("byte_fallback"):
-        return None
-    normalizes = tokenizer.config.get("normalizer") is not None
-    return DisputeFilter(disputed_ranges(normalizes), backend.vocab)
+    """None where no character class takes part in how the tokenizer splits."""
+    ranges: Ranges = ()
+    if tokenizer.kind == "huggingface":
+        ranges = disputed_ranges_of(tokenizer.config)
+    elif tokenizer.kind == "tiktoken":
+        ranges = disputed_ranges(False, reference="tiktoken")
+    return DisputeFilter(ranges, backend.vocab) if ranges else None
 
 
 def _loader(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> Callable[[], Any]:
     import gigatoken
 
-    main = tokenizer.files[tokenizer.main_file]
-    if tokenizer.kind == "sentencepiece":
-        return lambda: gigatoken.Tokenizer.from_sentencepiece(main)
     if tokenizer.kind == "tiktoken":
         return lambda: _load_tiktoken(tokenizer, special_tokens)
-    if special_tokens == "as-text":
-        main = json.dumps(strip_special_tokens(tokenizer.config)).encode()
-    return lambda: gigatoken.Tokenizer.from_json(main)
+    if tokenizer.kind == "sentencepiece":
+        config = model_config(tokenizer.files[tokenizer.main_file])
+    else:
+        config = engine_config(tokenizer.config, parse_special=special_tokens != "as-text")
+    data = json.dumps(config).encode()
+    return lambda: gigatoken.Tokenizer.from_json(data)
 
 
 def _load_tiktoken(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> Any:

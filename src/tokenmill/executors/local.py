@@ -15,9 +15,16 @@ from multiprocessing.connection import Connection, wait
 from tokenmill.errors import TokenmillError
 from tokenmill.executors.base import Death, Event, Message
 
-__all__ = ["LocalExecutor"]
+__all__ = ["LocalExecutor", "start_executor"]
 
 STATUS_SECONDS = 2.0
+
+
+def start_executor() -> LocalExecutor:
+    """An executor whose nursery is already importing what workers need, while the run is being planned."""
+    executor = LocalExecutor()
+    executor.warm("tokenmill.pipeline.worker:preload", b"")
+    return executor
 
 
 class LocalWorker:

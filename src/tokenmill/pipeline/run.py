@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -23,7 +23,7 @@ import msgspec
 from tokenmill.engines import Choice, Tokenizer, choose, load_tokenizer
 from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.executors.base import Death
-from tokenmill.executors.local import LocalExecutor
+from tokenmill.executors.local import LocalExecutor, start_executor
 from tokenmill.files import expand_inputs
 from tokenmill.pipeline.budget import Budget, make_budget
 from tokenmill.pipeline.finish import finish
@@ -82,9 +82,12 @@ class Outcome:
     observer: Observer | None
 
 
-def run(request: Request, display: Display) -> Outcome:
-    """Carry out a request. Signals end it cleanly, also in the middle of a task."""
-    with _signals_raise(), _nursery() as executor:
+def run(request: Request, display: Display, started: LocalExecutor | None = None) -> Outcome:
+    """Carry out a request. Signals end it cleanly, also in the middle of a task.
+
+    An executor that was `started` before this module was imported has saved that time; it is closed here.
+    """
+    with _signals_raise(), closing(started or start_executor()) as executor:
         paths = expand_inputs(request.inputs)
         tokenizer = load_tokenizer(request.tokenizer)
         choice = choose(tokenizer, request.engine, request.special_tokens)
@@ -305,12 +308,3 @@ def _signals_raise() -> Iterator[None]:
             signal.signal(number, handling)
 
 
-@contextmanager
-def _nursery() -> Iterator[LocalExecutor]:
-    """An executor that imports while the run is being planned, and is gone afterwards."""
-    executor = LocalExecutor()
-    executor.warm(f"{WORKER}:preload", b"")
-    try:
-        yield executor
-    finally:
-        executor.close()

@@ -23,8 +23,8 @@ BLOCK_BYTES = 1 << 20
 """Bytes per read. JSON lines of 4 KB, one core: 256 KiB 720, 512 KiB 710, 1 MiB 690, 2 MiB 580 MB/s."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-Decode = Callable[["bytes | bytearray", int, int], TextBatch]
-"""Turns whole documents, the position of their first byte and its line into a batch."""
+Decode = Callable[["bytes | bytearray", int, int, int], TextBatch]
+"""Turns whole documents into a batch: bytes, how many of them, position of the first one, its line."""
 
 
 def overlaps_itself(delimiter: bytes) -> bool:
@@ -87,6 +87,10 @@ class _FileRange:
         self._num_left -= len(data)
         return data
 
+    def step_back(self, num_bytes: int) -> None:
+        self._file.seek(-num_bytes, os.SEEK_CUR)
+        self._num_left += num_bytes
+
 
 def read_documents(
     stream: Stream, position: int, *, delimiter: bytes, max_bytes: int, decode: Decode
@@ -98,7 +102,7 @@ def read_documents(
     """
     line = 0
     for block in _Blocks(stream, delimiter, position, max_bytes):
-        batch = decode(block.data, block.start, line)
+        batch = decode(block.data, block.num_bytes if block.data else 0, block.start, line)
         batch.num_bytes = block.num_bytes
         if block.problem is not None:
             reason, detail = block.problem
@@ -110,7 +114,10 @@ def read_documents(
 
 @dataclass(slots=True)
 class _Block:
-    """Whole documents with their delimiters, or a document that was passed over and why."""
+    """Whole documents with their delimiters, or bytes that were passed over and maybe why.
+
+    Only the first `num_bytes` of the data are the block's.
+    """
 
     start: int
     data: bytes | bytearray
@@ -119,7 +126,11 @@ class _Block:
 
 
 class _Blocks:
-    """Iterates over a stream, holding the start of a document that a read did not end."""
+    """Iterates over a stream, holding the start of a document that a read did not end.
+
+    A stream that can step back is asked for that start again, together with its end: this
+    leaves blocks where they were read, and 690 MB/s of JSON lines instead of 600.
+    """
 
     def __init__(self, stream: Stream, delimiter: bytes, position: int, max_bytes: int) -> None:
         self._stream = stream
@@ -129,6 +140,7 @@ class _Blocks:
         self._start = position
         self._held = bytearray()
         self._num_passed = 0
+        self._step_back: Callable[[int], None] | None = getattr(stream, "step_back", None)
 
     def __iter__(self) -> Iterator[_Block]:
         problem: tuple[str, str] | None = None
@@ -168,14 +180,20 @@ class _Blocks:
         if end <= 0:
             self._held += data
         else:
+            num_bytes = len(self._held) + end
+            block: bytes | bytearray = data
             if len(self._held) > BLOCK_BYTES:
-                self._held += data[:end]
-                block: bytes | bytearray = self._held
-            else:
+                self._held += memoryview(data)[:end]
+                block = self._held
+            elif self._held:
                 block = b"".join((self._held, memoryview(data)[:end]))
-            self._held = bytearray(data[end:])
-            yield _Block(self._start, block, len(block))
-            self._start += len(block)
+            if self._step_back is None:
+                self._held = bytearray(memoryview(data)[end:])
+            else:
+                self._held = bytearray()
+                self._step_back(len(data) - end)
+            yield _Block(self._start, block, num_bytes)
+            self._start += num_bytes
         if len(self._held) >= self._max_bytes + size:
             yield self._pass_over()
 

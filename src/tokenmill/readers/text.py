@@ -78,8 +78,8 @@ class TextReader:
             return self._read_whole(stream)
         return read_documents(stream, position, delimiter=self._cut_at, max_bytes=self._max_piece, decode=self._decode)
 
-    def _decode(self, data: bytes | bytearray, position: int, line: int) -> TextBatch:
-        pieces: list[bytes | bytearray] = [*data.split(self._cut_at)]
+    def _decode(self, data: bytes | bytearray, num_bytes: int, position: int, line: int) -> TextBatch:
+        pieces: list[bytes | bytearray] = [*data[:num_bytes].split(self._cut_at)]
         positions = np.zeros(len(pieces), np.int64)
         np.cumsum([len(piece) + len(self._cut_at) for piece in pieces[:-1]], out=positions[1:])
         positions += position

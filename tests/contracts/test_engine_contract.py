@@ -1,0 +1,145 @@
+"""What the pipeline needs of every engine: exact ids, one document per text, nothing lost on recycling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import make_texts
+from tokenmill.engines import REFERENCES, Engine, Tokenizer, choose, create, load_tokenizer
+
+CASES = ["gigatoken/json", "huggingface/json", "sentencepiece/model", "gigatoken/model", "tiktoken/ranks", "bytes/bytes"]
+TEXTS = ["", " ", "a", "\n\n", "plain words", "<|endoftext|> <s> </s>", "日本語 ไทย", "a\u0301\u0300", "\U0003298a'll", "👩‍👩‍👧"]
+
+
+@pytest.fixture(scope="session")
+def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SentencePiece BPE model with byte fallback."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    folder = tmp_path_factory.mktemp("piece-model")
+    text = folder / "text.txt"
+    text.write_text("\n".join(line for document in make_texts(300, seed=3) for line in document.split("\n") if line))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text),
+        model_prefix=str(folder / "tokenizer"),
+        vocab_size=500,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        character_coverage=0.99,
+        minloglevel=2,
+    )
+    return folder / "tokenizer.model"
+
+
+@pytest.fixture(scope="session")
+def ranks_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiktoken rank file that says what it is: all bytes and a few merges."""
+    pytest.importorskip("tiktoken")
+    import base64
+
+    folder = tmp_path_factory.mktemp("ranks")
+    tokens = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b"mi", b"ll", b"mill", b" mill"]
+    lines = [base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens)]
+    (folder / "tiny.tiktoken").write_bytes(b"".join(lines))
+    definition = {"name": "tiny", "pattern": r" ?\p{L}+| ?\p{N}+|\s+|.", "special_tokens": {"<|endoftext|>": len(tokens)}}
+    (folder / "tiktoken.json").write_text(json.dumps(definition))
+    return folder / "tiny.tiktoken"
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> tuple[str, Tokenizer]:
+    name, kind = request.param.split("/")
+    sources: dict[str, Callable[[], str]] = {
+        "json": lambda: str(request.getfixturevalue("tiny_tokenizer")),
+        "model": lambda: str(request.getfixturevalue("model_file")),
+        "ranks": lambda: str(request.getfixturevalue("ranks_file")),
+        "bytes": lambda: "bytes",
+    }
+    tokenizer = load_tokenizer(sources[kind]())
+    if name == "gigatoken" and choose(tokenizer).engine != "gigatoken":
+        pytest.skip(str(choose(tokenizer).note))
+    return name, tokenizer
+
+
+def lists(engine: Engine, texts: list[str]) -> list[list[int]]:
+    batch = engine.encode(texts)
+    assert len(batch) == len(texts)
+    assert batch.offsets[0] == 0
+    assert batch.offsets[-1] == len(batch.ids)
+    return [batch.ids[start:stop].tolist() for start, stop in zip(batch.offsets, batch.offsets[1:], strict=False)]
+
+
+def test_ids_are_the_reference_librarys(case: tuple[str, Tokenizer]) -> None:
+    name, tokenizer = case
+    texts = TEXTS + make_texts(200, seed=5)
+    assert lists(create(name, tokenizer), texts) == independent_ids(tokenizer, texts)
+
+
+def independent_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """The library that defines the ids, called without tokenmill."""
+    main = tokenizer.files.get(tokenizer.main_file, b"")
+    if tokenizer.kind == "huggingface":
+        import tokenizers
+
+        library = tokenizers.Tokenizer.from_str(main.decode())
+        library.encode_special_tokens = True
+        return [library.encode(text, add_special_tokens=False).ids for text in texts]
+    if tokenizer.kind == "sentencepiece":
+        import sentencepiece
+
+        return sentencepiece.SentencePieceProcessor(model_proto=main).encode(texts)
+    if tokenizer.kind == "tiktoken":
+        from tokenmill.engines.tiktoken import open_encoding
+
+        return [open_encoding(tokenizer).encode_ordinary(text) for text in texts]
+    return [list(text.encode()) for text in texts]
+
+
+def test_an_empty_batch_and_empty_texts_are_fine(case: tuple[str, Tokenizer]) -> None:
+    engine = create(*case)
+    assert len(engine.encode([])) == 0
+    assert lists(engine, ["", ""]) == [[], []]
+
+
+def test_documents_do_not_depend_on_their_neighbours(case: tuple[str, Tokenizer]) -> None:
+    engine = create(*case)
+    texts = make_texts(60, seed=6)
+    assert lists(engine, texts) == [lists(engine, [text])[0] for text in texts]
+
+
+def test_recycling_changes_no_id(case: tuple[str, Tokenizer]) -> None:
+    engine = create(*case)
+    texts = make_texts(60, seed=8)
+    before = lists(engine, texts)
+    engine.recycle()
+    assert lists(engine, texts) == before
+
+
+def test_ids_are_below_the_vocabulary_size(case: tuple[str, Tokenizer]) -> None:
+    name, tokenizer = case
+    batch = create(name, tokenizer).encode(make_texts(100, seed=9))
+    assert int(np.max(batch.ids)) < tokenizer.vocab_size
+
+
+def test_every_kind_of_tokenizer_survives_being_saved(case: tuple[str, Tokenizer], tmp_path: Path) -> None:
+    _, tokenizer = case
+    tokenizer.save(tmp_path / "saved")
+    from tokenmill.engines import open_tokenizer
+
+    again = open_tokenizer(tmp_path / "saved", tokenizer.name)
+    assert (again.kind, again.vocab_size, again.eos_id, again.bos_id, again.sha256) == (
+        tokenizer.kind,
+        tokenizer.vocab_size,
+        tokenizer.eos_id,
+        tokenizer.bos_id,
+        tokenizer.sha256,
+    )
+    texts = make_texts(20, seed=2)
+    reference = REFERENCES[tokenizer.kind]
+    assert lists(create(reference, again), texts) == lists(create(reference, tokenizer), texts)
