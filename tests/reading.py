@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from tokenmill.batch import Reject, TextBatch
 from tokenmill.files import DamagedInput
-from tokenmill.readers import DelimitedReader, ReadOptions, reader_for
+from tokenmill.readers import DelimitedReader, ReadOptions, blocks, reader_for
 from tokenmill.readers.parquet import ParquetReader
 
 json_values = st.recursive(
@@ -23,6 +24,7 @@ json_values = st.recursive(
     max_leaves=8,
 )
 cuts = st.lists(st.integers(0, 300), max_size=5)
+block_sizes = st.sampled_from([1, 7, 64, 1 << 19])
 
 
 class Pieces:
@@ -72,6 +74,17 @@ def gather(batches: Iterable[TextBatch]) -> Read:
 def read_bytes(data: bytes, format: str = "jsonl", sizes: Iterable[int] = (), **options: Any) -> Read:
     reader = delimited(format, **options)
     return gather(reader.read_stream(reader.adapt(Pieces(data, sizes))))
+
+
+@contextmanager
+def blocks_of(num_bytes: int) -> Iterator[None]:
+    """Read in blocks so small that documents straddle them."""
+    sizes = blocks.BLOCK_BYTES, blocks.SEARCH_BYTES
+    blocks.BLOCK_BYTES, blocks.SEARCH_BYTES = num_bytes, num_bytes
+    try:
+        yield
+    finally:
+        blocks.BLOCK_BYTES, blocks.SEARCH_BYTES = sizes
 
 
 def read_in_ranges(path: Path, data: bytes, cuts: Iterable[int], format: str, **options: Any) -> Read:

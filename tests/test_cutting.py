@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.reading import Pieces, delimited, gather, line, read_in_ranges
+from tests.reading import Pieces, blocks_of, delimited, gather, line, read_in_ranges
 from tokenmill.files import open_stream
 from tokenmill.readers.cutting import CutSpan, cut_stream
 
@@ -171,7 +171,7 @@ def test_a_compressed_file_is_cut_like_the_plain_one(tmp_path: Path) -> None:
     reader = delimited("jsonl")
     texts = []
     for span in spans:
-        with open_stream(tmp_path / str(span.number), "none") as spool:
+        with open_stream(tmp_path / str(span.number), "none") as spool, blocks_of(100):
             texts += gather(reader.read_stream(spool, position=span.start)).texts
     whole = read_in_ranges(tmp_path / "plain", data, range(0, len(data), 10_000), "jsonl")
     assert texts == whole.texts

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,31 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.reading import Pieces, cuts, delimited, gather, json_values, line, read_bytes, read_in_ranges, rejects_of
+from tests.reading import (
+    Pieces,
+    block_sizes,
+    blocks_of,
+    cuts,
+    delimited,
+    gather,
+    json_values,
+    line,
+    read_bytes,
+    read_in_ranges,
+    rejects_of,
+)
 from tokenmill.errors import DataError, UsageError
 from tokenmill.files import detect_compression, open_stream
-from tokenmill.readers import READERS, ReadOptions, blocks, detect_format, reader_for
+from tokenmill.readers import READERS, ReadOptions, detect_format, reader_for
 from tokenmill.readers.parquet import ParquetReader
 
 NASTY = Path(__file__).parents[2] / "shared" / "data" / "nasty"
 
 
 @pytest.fixture(params=[1 << 19, 64, 7], ids=["large-blocks", "small-blocks", "tiny-blocks"])
-def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", request.param)
-    return int(request.param)
+def block_bytes(request: pytest.FixtureRequest) -> Iterator[int]:
+    with blocks_of(request.param):
+        yield request.param
 
 
 def test_documents_come_with_the_position_of_their_line(block_bytes: int) -> None:
@@ -183,14 +196,22 @@ any_lines = st.lists(
 
 
 @settings(deadline=None)
-@given(any_lines, cuts, st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.booleans())
+@given(any_lines, cuts, block_sizes, st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.booleans())
 def test_ranges_cut_anywhere_give_every_document_once(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], cuts: list[int], end: bytes, mark: bool, last: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    lines: list[bytes],
+    cuts: list[int],
+    size: int,
+    end: bytes,
+    mark: bool,
+    last: bool,
 ) -> None:
     data = (b"\xef\xbb\xbf" if mark else b"") + end.join(lines) + (end if last else b"")
     path = tmp_path_factory.mktemp("ranges") / "x.jsonl"
     for format in ("jsonl", "text"):
-        assert read_in_ranges(path, data, cuts, format) == read_bytes(data, format)
+        with blocks_of(size):
+            read = read_in_ranges(path, data, cuts, format)
+        assert read == read_bytes(data, format)
 
 
 def test_ranges_of_the_plan_are_the_whole_file(tmp_path: Path) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.reading import Pieces, cuts, delimited, gather, read_bytes, read_in_ranges
+from tests.reading import Pieces, block_sizes, blocks_of, cuts, delimited, gather, read_bytes, read_in_ranges
 from tokenmill.errors import UsageError
-from tokenmill.readers import ReadOptions, blocks, reader_for
+from tokenmill.readers import ReadOptions, reader_for
 
 
 @pytest.fixture(params=[1 << 19, 64, 7], ids=["large-blocks", "small-blocks", "tiny-blocks"])
-def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", request.param)
-    return int(request.param)
+def block_bytes(request: pytest.FixtureRequest) -> Iterator[int]:
+    with blocks_of(request.param):
+        yield request.param
 
 
 def test_each_line_is_a_document_and_blank_lines_are_not(block_bytes: int) -> None:
@@ -47,9 +49,10 @@ def split(text: str, separator: str) -> list[str]:
     st.sampled_from(["\n\n", "aba", "aa", "ab", "abb", "\u00e9", "a"]),
     st.lists(st.integers(1, 9), max_size=4),
     cuts,
+    block_sizes,
 )
 def test_separators_cut_as_str_split_does(
-    tmp_path_factory: pytest.TempPathFactory, text: str, separator: str, sizes: list[int], cuts: list[int]
+    tmp_path_factory: pytest.TempPathFactory, text: str, separator: str, sizes: list[int], cuts: list[int], size: int
 ) -> None:
     data = text.encode()
     read = read_bytes(data, "text", sizes, separator=separator)
@@ -61,7 +64,8 @@ def test_separators_cut_as_str_split_does(
     assert reader.splittable == (separator not in ("\n\n", "aba", "aa"))
     if reader.splittable:
         path = tmp_path_factory.mktemp("ranges") / "x.txt"
-        assert read_in_ranges(path, data, cuts, "text", separator=separator) == read
+        with blocks_of(size):
+            assert read_in_ranges(path, data, cuts, "text", separator=separator) == read
 
 
 def test_a_whole_file_is_one_document() -> None:

@@ -126,7 +126,7 @@ def test_several_special_tokens_come_first_in_their_order(corpus: Path, tmp_path
         ({"vocab_size": 2_000_000}, "--vocab-size 2000000 must be from 257"),
         ({"vocab_size": 300, "special_tokens": ()}, "--special-tokens is empty"),
         ({"vocab_size": 300, "special_tokens": ("<a>", "<a>")}, "names a token twice"),
-        ({"vocab_size": 300, "limit_bytes": 0}, "--limit-bytes 0 must be positive"),
+        ({"vocab_size": 300, "limit_bytes": 0}, "--sample 0 must be positive"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_read(tmp_path: Path, flags: dict[str, Any], said: str) -> None:

@@ -91,7 +91,7 @@ def _check(out: Path, vocab_size: int, special_tokens: Sequence[str], limit_byte
             f"to {LARGEST_VOCABULARY:,}"
         )
     if limit_bytes < 1:
-        raise UsageError(f"--limit-bytes {limit_bytes} must be positive")
+        raise UsageError(f"--sample {limit_bytes} must be positive")
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file; choose a directory with -o")
     present = [name for name in FILES if (out / name).exists()]

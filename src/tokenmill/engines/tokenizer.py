@@ -24,6 +24,7 @@ Kind = Literal["huggingface", "sentencepiece", "tiktoken", "bytes"]
 
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "tiktoken.json")
 BYTES_EOS, BYTES_BOS = 256, 257
+BYTES_FILE = "bytes.json"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Tokenizer:
     @cached_property
     def sha256(self) -> str:
         """Identifies the vocabulary: a hash of the main file, not of its settings beside it."""
-        return hashlib.sha256(self.files.get(self.main_file, b"bytes")).hexdigest()
+        return hashlib.sha256(self.files[self.main_file]).hexdigest()
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -88,8 +89,7 @@ class Tokenizer:
 def load_tokenizer(spec: str) -> Tokenizer:
     """Read the tokenizer that `spec` names: a path, `bytes`, `tiktoken:NAME` or a Hub id."""
     if spec == "bytes":
-        specials = {"<eos>": BYTES_EOS, "<bos>": BYTES_BOS}
-        return Tokenizer("bytes", "bytes", "bytes", {}, 258, specials, BYTES_BOS, BYTES_EOS, False)
+        return _bytes()
     if spec.startswith("tiktoken:"):
         from tokenmill.engines.tiktoken import load_named
 
@@ -108,8 +108,8 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
 def open_tokenizer(folder: Path, name: str) -> Tokenizer:
     """Read a directory of tokenizer files, such as the `tokenizer/` of a store."""
-    if not any(folder.iterdir()):
-        return load_tokenizer("bytes")
+    if (folder / BYTES_FILE).is_file():
+        return _bytes()
     for main_file in ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"):
         if (folder / main_file).is_file():
             return _from_file(folder / main_file, name)
@@ -120,6 +120,13 @@ def open_tokenizer(folder: Path, name: str) -> Tokenizer:
         f"--tokenizer {folder} has no tokenizer.json, tokenizer.model or .tiktoken file; it has "
         f"{', '.join(sorted(p.name for p in folder.iterdir())[:6]) or 'no files'}"
     )
+
+
+def _bytes() -> Tokenizer:
+    """UTF-8 bytes as ids; its one file only says so, for a store that explains itself."""
+    specials = {"<eos>": BYTES_EOS, "<bos>": BYTES_BOS}
+    files = {BYTES_FILE: json.dumps({"tokenizer": "bytes", **specials}).encode() + b"\n"}
+    return Tokenizer("bytes", "bytes", BYTES_FILE, files, 258, specials, BYTES_BOS, BYTES_EOS, False)
 
 
 def _from_file(path: Path, name: str | None = None) -> Tokenizer:

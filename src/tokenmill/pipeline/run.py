@@ -135,7 +135,7 @@ class _Attempt:
         self._journal = Journal(self._store)
 
     def carry_out(self) -> Outcome:
-        budget = make_budget(self._request, len(self._tokenizer.files.get(self._tokenizer.main_file, b"")))
+        budget = make_budget(self._request, len(self._tokenizer.files[self._tokenizer.main_file]))
         job = self._job(self._choice.engine, budget)
         self._executor.warm(f"{WORKER}:warm", msgspec.json.encode(self._warm_job(job)))
         plan = make_plan(self._files, self._settings)

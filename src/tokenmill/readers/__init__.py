@@ -46,7 +46,7 @@ _COMPRESSION_SUFFIXES = (".gz", ".gzip", ".zst", ".zstd")
 HEAD_BYTES = 64 << 10
 
 
-def reader_for(format: str, options: ReadOptions) -> AnyReader:  # noqa: A002
+def reader_for(format: str, options: ReadOptions) -> AnyReader:
     """The reader of a format."""
     if format not in READERS:
         raise UsageError(f"format {format!r} is not known; expected one of {', '.join(READERS)}")
