@@ -204,3 +204,12 @@ def test_text_made_safe_has_nothing_but_printable_characters(text: str) -> None:
     for character in show_safely(text):
         assert character.isprintable() or character in "\u200c\u200d" or character.isspace()
         assert character not in "\n\r\t\v\f\x1b\x85\u2028\u2029"
+
+
+def test_a_store_without_documents_has_an_overview(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("{bad\n")
+    store = tokenize(tmp_path / "in.jsonl", tmp_path / "store", tokenizer="bytes", on_error="skip", workers=1)
+    assert "1 of 1: 1 " in draw(render_overview(store))
+    assert overview_json(store)["splits"]["train"]["histogram"] == []
+    with pytest.raises(UsageError, match="document 0 is not in train"):
+        render_document(store, 0)

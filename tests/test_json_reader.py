@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,9 +15,12 @@ from tests.reading import Pieces, delimited, gather, json_values, read_bytes
 from tokenmill.readers.json import JsonElements
 
 
-def elements(data: bytes, sizes: Iterable[int] = ()) -> list[Any]:
+def elements(data: bytes, sizes: Sequence[int] = ()) -> list[Any]:
     stream = JsonElements(Pieces(data, sizes))
-    output = b"".join(iter(lambda: stream.read(1 << 20), b""))
+    size = max(sizes, default=1 << 20)
+    pieces = list(iter(lambda: stream.read(size), b""))
+    assert all(len(piece) <= size for piece in pieces)
+    output = b"".join(pieces)
     return [json.loads(one) for one in output.split(b"\n") if one]
 
 

@@ -24,7 +24,18 @@ LEVELS = [
     {"__main__"},
 ]
 SEAMS = {"readers", "engines", "executors"}
-HEAVY = {"torch", "jax", "tensorflow", "ray", "pyarrow", "tokenizers", "gigatoken", "awkward", "sentencepiece", "tiktoken"}
+HEAVY = {
+    "torch",
+    "jax",
+    "tensorflow",
+    "ray",
+    "pyarrow",
+    "tokenizers",
+    "gigatoken",
+    "awkward",
+    "sentencepiece",
+    "tiktoken",
+}
 ONLY_IN = {
     "gigatoken": {"engines/gigatoken.py"},
     "awkward": {"pipeline/worker.py"},

@@ -36,6 +36,9 @@ def test_pieces_between_separators_are_documents_even_when_empty() -> None:
     read = read_bytes(b"a\nb<end><end>\r\nc<end>", "text", separator="<end>")
     assert read.texts == ["a\nb", "", "\r\nc"]
     assert read.positions == [0, 8, 13]
+    bad = read_bytes(b"a<end>\xff<end>long text<end>b", "text", [1], separator="<end>", max_document_bytes=4)
+    assert bad.texts == ["a", "b"]
+    assert bad.rejects == [(6, -1, "invalid-utf8"), (12, -1, "too-long")]
 
 
 def split(text: str, separator: str) -> list[str]:

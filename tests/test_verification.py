@@ -389,3 +389,11 @@ def test_a_vocabulary_of_the_wrong_width_is_found(tiny_store: Path) -> None:
     assert dtype_for(600) == "uint16"
     reseal(tiny_store, lambda manifest: manifest.update(dtype="int32"))
     assert "says int32 for a vocabulary of 600" in the_problem(tiny_store)
+
+
+def test_a_store_without_documents_is_sound(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("{bad\n")
+    tokenize(tmp_path / "in.jsonl", tmp_path / "store", tokenizer="bytes", on_error="skip", workers=1)
+    for every in (False, True):
+        result = verify(tmp_path / "store", against=[str(tmp_path / "in.jsonl")], every=every)
+        assert (result.problems, result.num_documents, result.num_with_eos) == ([], 0, 0)

@@ -187,8 +187,10 @@ def inspect(
 @app.command(no_args_is_help=True)
 def verify(
     store: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the store.")],
+    more: Annotated[list[str] | None, typer.Argument(metavar="[INPUT...]", help="More inputs for --against.")] = None,
     against: Annotated[
-        list[str] | None, typer.Option(help="Compare ids of a sample with the reference, from these inputs.")
+        list[str] | None,
+        typer.Option(metavar="INPUT...", help="Compare ids of a sample with the reference's, from these inputs."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="With --against: compare every document.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -196,7 +198,9 @@ def verify(
     """Check every byte and every document of a store, and its ids against the reference."""
     from tokenmill.verification import verify as check
 
-    result = check(store, against=against or [], every=every)
+    if (more or every) and not against:
+        raise UsageError("the inputs to compare with come after --against: tokenmill verify OUT --against INPUT...")
+    result = check(store, against=[*(against or []), *(more or [])], every=every)
     if as_json:
         _print_json(result)
     else:

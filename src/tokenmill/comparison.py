@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.batch import IntArray, TextBatch
-from tokenmill.engines import REFERENCES, SpecialTokens, create, load_tokenizer, open_tokenizer
+from tokenmill.engines import REFERENCES, SpecialTokens, create, open_tokenizer
 from tokenmill.files import expand_inputs
 from tokenmill.pipeline.plan import InputFile, Span, inspect_inputs
 from tokenmill.pipeline.reading import read_span
@@ -313,7 +313,7 @@ class _Judge:
         self._report = report
         self._advance = advance
         kind, policy = manifest.tokenizer.kind, manifest.special_tokens
-        tokenizer = load_tokenizer("bytes") if kind == "bytes" else open_tokenizer(store / "tokenizer", "tokenizer")
+        tokenizer = open_tokenizer(store / "tokenizer", "tokenizer")
         in_text: SpecialTokens = policy.in_text  # type: ignore[assignment]
         self._reference = create(REFERENCES[kind], tokenizer, in_text, threads=True)
         self._policy = TokenPolicy(bos_id=policy.bos_id, eos_id=policy.eos_id, special_tokens=in_text)

@@ -171,21 +171,23 @@ class InputStream:
         self._decompressed = self._decompress(self._source)
         self._num_delivered = 0
         self._damage: str | None = None
+        self._rescued = b""
         self.step_back = self._source.step_back if compression == "none" else None
         """Have the last bytes handed over again; only a plain file can."""
 
     def read(self, size: int, /) -> bytes:
         """Up to `size` bytes; `b""` at the end."""
-        if self._damage is not None:
+        if self._damage is None:
+            try:
+                data = self._decompressed.read(size)
+                self._num_delivered += len(data)
+                return data
+            except DamagedInput as damage:
+                self._damage = damage.reason
+                self._rescued = self._rescue() if damage.output_lost else b""
+        if not self._rescued:
             raise DamagedInput(self._damage)
-        try:
-            data = self._decompressed.read(size)
-        except DamagedInput as damage:
-            self._damage = damage.reason
-            data = self._rescue() if damage.output_lost else b""
-            if not data:
-                raise
-        self._num_delivered += len(data)
+        data, self._rescued = self._rescued[:size], self._rescued[size:]
         return data
 
     @property

@@ -186,8 +186,6 @@ def _check_files(
 def _check_tokenizer(store: Path, manifest: Manifest) -> Iterator[str]:
     """The files must be those of the tokenizer that the manifest describes."""
     described = manifest.tokenizer
-    if described.kind == "bytes":
-        return
     try:
         tokenizer = open_tokenizer(store / "tokenizer", described.name)
     except (TokenmillError, OSError) as error:

@@ -68,7 +68,8 @@ def line_number(file: InputFile, task: Task, reject: Reject) -> int | None:
     if file.format == "parquet":
         return reject.position + 1
     if reject.line < 0:
-        return None
+        countable = file.format == "jsonl" and file.compression == "none"
+        return _count_line_ends(Path(file.path), reject.position) + 1 if countable else None
     if task.spool is not None:
         return task.first_line + reject.line + 1
     span = task.spans[0]

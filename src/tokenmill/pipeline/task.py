@@ -8,6 +8,7 @@ This is the inner loop of tokenmill, in one process, with no knowledge of the ot
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -69,6 +70,9 @@ class TaskRunner:
         try:
             for span in task.spans:
                 self._run_span(task, span, output)
+            if task.damage is not None:
+                output.reject_damage(task.damage)
+                self._report(Stages(num_rejects=1))
             return output.publish(self._engine.num_rerouted - rerouted)
         except BaseException:
             output.discard()
@@ -81,9 +85,9 @@ class TaskRunner:
         clock = time.perf_counter()
         for batch in batches:
             stages = Stages(read=time.perf_counter() - clock)
-            for reject in batch.rejects:
+            tokens, lengths = self._encode(batch, output, stages)
+            for reject in sorted(batch.rejects, key=lambda reject: reject.position):
                 output.reject(span.input, reject)
-            tokens, lengths = self._encode(batch, span, output, stages)
             clock = time.perf_counter()
             output.append(span.input, batch, tokens, lengths)
             stages.write = time.perf_counter() - clock
@@ -93,12 +97,12 @@ class TaskRunner:
             clock = time.perf_counter()
 
     def _encode(
-        self, batch: TextBatch, span: Span, output: _TaskOutput, stages: Stages
+        self, batch: TextBatch, output: _TaskOutput, stages: Stages
     ) -> tuple[IntArray, npt.NDArray[np.int32]]:
         started = time.perf_counter()
         encoded = self._encode_texts(batch.texts)
         if self._special_ids is not None:
-            encoded = self._handle_specials(batch, encoded, span, output)
+            encoded = self._handle_specials(batch, encoded, output)
         dtype = DTYPES[self._dtype][1]
         tokens = surround(encoded, self._job.settings.policy, dtype=dtype, vocab_size=self._job.vocab_size)
         stages.encode += time.perf_counter() - started
@@ -112,7 +116,7 @@ class TaskRunner:
         lengths = np.concatenate([np.diff(part.offsets) for part in parts])
         return TokenBatch(np.concatenate([part.ids for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
 
-    def _handle_specials(self, batch: TextBatch, encoded: TokenBatch, span: Span, output: _TaskOutput) -> TokenBatch:
+    def _handle_specials(self, batch: TextBatch, encoded: TokenBatch, output: _TaskOutput) -> TokenBatch:
         """Count the special tokens that texts brought along, or reject those texts."""
         assert self._special_ids is not None
         special = self._special_ids.take(encoded.ids)
@@ -124,7 +128,7 @@ class TaskRunner:
         bad = np.unique(np.searchsorted(encoded.offsets, np.flatnonzero(special), "right") - 1).tolist()
         for i in bad:
             detail = "the text has the string of a special token; allow it with --special-tokens as-text or parse"
-            output.reject(span.input, Reject(int(batch.positions[i]), -1, "special-token", detail))
+            batch.rejects.append(Reject(int(batch.positions[i]), -1, "special-token", detail))
         keep = np.ones(len(batch.texts), bool)
         keep[bad] = False
         batch.texts = [text for text, good in zip(batch.texts, keep.tolist(), strict=True) if good]
@@ -187,8 +191,6 @@ class _TaskOutput:
         self._num_lines = 0
         self._num_bytes = 0
         self.num_parsed = 0
-        if task.damage is not None:
-            self.reject(task.input, Reject(task.spans[0].stop or 0, -1, "damaged", task.damage))
 
     def append(self, input: int, batch: TextBatch, tokens: IntArray, lengths: npt.NDArray[np.int32]) -> None:
         self._num_documents += len(batch.texts)
@@ -228,6 +230,10 @@ class _TaskOutput:
         )
         self._reject_file.write(msgspec.json.encode(stored) + b"\n")
 
+    def reject_damage(self, damage: str) -> None:
+        """A stream that broke off behind the last document of this task."""
+        self.reject(self._task.input, Reject(self._task.spans[0].stop or 0, self._num_lines, "damaged", damage))
+
     def publish(self, num_rerouted: int) -> TaskRecord:
         shards = {split: writer.finish() for split, writer in self._writers.items()}
         for writer in self._writers.values():
@@ -235,6 +241,8 @@ class _TaskOutput:
         for split in self._writers:
             sync_directory(Path(self._job.store) / split)
         if self._reject_file is not None:
+            self._reject_file.flush()
+            os.fsync(self._reject_file.fileno())
             self._reject_file.close()
             Path(self._reject_file.name).replace(self._journal.rejects_path(self._task.name))
         record = TaskRecord(

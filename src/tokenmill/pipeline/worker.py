@@ -173,6 +173,10 @@ class _Worker:
         for cut in cut_stream(text, delimiter=reader.delimiter, task_bytes=job.settings.task_bytes, sink=sink):
             num_tasks += 1
             size, consumed = text.consumed - consumed, text.consumed
+            if cut.damage is not None and cut.number not in slots and (empty := sink(cut.number)) is not None:
+                # Damage right at a cut, or at the very start, has no text of its own but must be told.
+                empty.truncate(0)
+                empty.close()
             if cut.number in slots:
                 task = Task(
                     input=stream.input,

@@ -79,9 +79,16 @@ class JsonElements:
         self._inside = ""
         self._depth = 0
         self._rest = b""
+        self._ready = b""
 
     def read(self, size: int, /) -> bytes:
-        """About `size` bytes of JSON lines."""
+        """Up to `size` bytes of JSON lines."""
+        if not self._ready:
+            self._ready = self._read_lines(size)
+        data, self._ready = self._ready[:size], self._ready[size:]
+        return data
+
+    def _read_lines(self, size: int) -> bytes:
         while self._damage is None:
             data = self._read_stream(size)
             if not data:

@@ -88,8 +88,7 @@ class TextReader:
         if not pieces[-1]:
             pieces.pop()
         num_lines = len(pieces)
-        # Separators are no line ends, so a piece between them has no line number.
-        lines = np.arange(line, line + num_lines) if self._lines else np.full(num_lines, -1)
+        lines = np.arange(line, line + num_lines) if self._cut_at == b"\n" else np.full(num_lines, -1)
         wanted = list(range(num_lines))
         if self._lines:
             pieces = [piece.removesuffix(b"\r") for piece in pieces]

@@ -1,0 +1,50 @@
+"""Every command and every Python block in README and docs runs as it stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import make_texts, write_jsonl
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(sh|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, tiny_tokenizer: Path) -> Path:
+    """What the pages take for granted: a corpus, a tokenizer and a few odd files."""
+    texts = make_texts(120, seed=4)
+    meta = [{"source": f"s{number % 3}"} for number in range(60)]
+    write_jsonl(tmp_path / "corpus" / "a.jsonl", texts[:60], id=list(range(60)), meta=meta)
+    write_jsonl(tmp_path / "corpus" / "b.jsonl", texts[60:], id=list(range(60)), meta=meta)
+    (tmp_path / "files.txt").write_text("corpus/a.jsonl\ncorpus/b.jsonl\n")
+    (tmp_path / "notes.txt").write_text("one line\n\nanother\nparagraph\n\nlast\n")
+    pq.write_table(pa.table({"body": [{"text": text} for text in texts[:20]]}), tmp_path / "table.parquet")
+    (tmp_path / "bad.jsonl").write_text(json.dumps({"text": "good"}) + "\n{bad\n")
+    (tmp_path / "tokenizer").symlink_to(tiny_tokenizer)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_a_page_runs(page: Path, workplace: Path) -> None:
+    blocks = BLOCK.findall(page.read_text())
+    for _, text in (block for block in blocks if block[0] == "yaml"):
+        (workplace / "run.yaml").write_text(text)
+    program = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{program}:{os.environ['PATH']}"}
+    for kind, text in blocks:
+        if kind == "yaml":
+            continue
+        command = ["bash", "-euc", text] if kind == "sh" else [sys.executable, "-c", text]
+        done = subprocess.run(command, cwd=workplace, env=environment, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
