@@ -133,7 +133,9 @@ def tokenize(
     from tokenmill.summary import print_summary
 
     flags = {key: value for key, value in context.params.items() if key not in {"config", "log_json", "quiet"}}
-    request = Request.from_flags(_merge_config(config, flags, context))
+    merged = _merge_config(config, flags, context)
+    log_json, quiet = (merged.pop("log_json", False) or log_json), (merged.pop("quiet", False) or quiet)
+    request = Request.from_flags(merged)
     outcome = run(request, choose_display(log_json=log_json, quiet=quiet), executor)
     print_summary(outcome, request)
 
@@ -271,7 +273,7 @@ def _merge_config(config: Path | None, flags: dict[str, Any], context: typer.Con
     sources = {key: context.get_parameter_source(key) for key in flags}
     merged = {key: flags[key] for key, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     for key, value in (_read_config(config) if config else {}).items():
-        merged.setdefault(key.replace("-", "_"), value)
+        merged.setdefault(str(key).replace("-", "_"), value)
     if isinstance(merged.get("keep_keys"), str):
         merged["keep_keys"] = [key.strip() for key in merged["keep_keys"].split(",") if key.strip()]
     if isinstance(merged.get("inputs"), str):
@@ -290,7 +292,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        loaded = yaml.safe_load(path.read_text())
+        loaded = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:

@@ -17,6 +17,7 @@ from tokenmill.engines.piece_models import model_config, refuses_model
 
 __all__ = [
     "SCHEMES",
+    "byte_alphabet",
     "disputed_ranges_of",
     "engine_config",
     "model_config",
@@ -185,7 +186,7 @@ def _check_merges(model: Config) -> None:
 
 def _check_byte_level(model: Config) -> None:
     """All 256 bytes are tokens, so nothing is ever unknown; no token has two readings."""
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     vocab = model["vocab"]
     if not all(character in vocab for character in alphabet):
         raise _Refused("its vocabulary has no token for some byte, or is not byte-level")
@@ -201,7 +202,7 @@ def _check_byte_level(model: Config) -> None:
         raise _Refused("its merges have parts that are not spelled in bytes")
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """GPT-2's printable stand-in for each byte: itself if it can be seen, else one from U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]

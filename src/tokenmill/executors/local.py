@@ -121,9 +121,14 @@ class LocalExecutor:
             command = [sys.executable, "-m", "tokenmill.executors.nursery", str(theirs.fileno())]
             # Workers are the parallelism: libraries must not start thread pools of their own.
             environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-            self._nursery = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
-            )
+            # Blocked until the nursery ignores it, Ctrl-C cannot print a traceback out of its start.
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            try:
+                self._nursery = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         self._control = ours
         self._buffer = b""
         self._alive = True

@@ -31,6 +31,7 @@ def main(descriptor: int) -> None:
     """Serve requests until the other side is gone."""
     control = socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -112,7 +113,11 @@ def _report_deaths(control: socket.socket) -> None:
 
 
 def _send(control: socket.socket, message: dict[str, int]) -> None:
-    control.sendall(json.dumps(message).encode() + b"\n")
+    try:
+        control.sendall(json.dumps(message).encode() + b"\n")
+    except OSError:
+        # The run is gone, and its workers know by themselves.
+        os._exit(0)
 
 
 def _resolve(target: str) -> Callable[..., Any]:

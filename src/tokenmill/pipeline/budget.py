@@ -21,7 +21,8 @@ WORKER_BYTES = 260_000_000
 """What a worker needs with a small tokenizer: libraries, buffers and room for a useful cache."""
 TOKENIZER_RATIO = 12
 """A loaded tokenizer takes about this many times the size of its file."""
-CACHE_MARGIN = 0.85
+CACHE_MARGIN = 0.66
+"""An engine is recycled when its worker has grown to this part of its share; the rest is for long documents."""
 
 
 @dataclass(frozen=True)
@@ -52,4 +53,4 @@ def make_budget(request: Request, tokenizer_bytes: int) -> Budget:
             f"tokenizer: it needs {format_bytes(needed)}"
         )
     share = int((budget - PARENT_BYTES) / workers * CACHE_MARGIN)
-    return Budget(workers, budget, max(share, WORKER_BYTES))
+    return Budget(workers, budget, share)

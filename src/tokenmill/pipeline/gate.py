@@ -29,6 +29,8 @@ SAMPLE_BYTES = 2_000_000
 SAMPLE_MOST_BYTES = 32_000_000
 PLACES = 48
 LONG_DOCUMENT = 8_000
+MOST_LONG = 8
+"""Long documents that are passed over at one place before the next place has its turn."""
 BATCH = 256
 PREVIEW_HEAD, PREVIEW_TAIL = 9, 3
 
@@ -84,21 +86,25 @@ def sample_documents(inputs: list[InputFile], options: ReadOptions) -> list[str]
     places = list(_places(inputs))
     texts: list[str] = []
     long: list[str] = []
-    size = 0
+    size = long_size = 0
     quota = max(1, -(-SAMPLE_DOCUMENTS // max(1, len(places))))
     quota_bytes = SAMPLE_BYTES // max(1, len(places)) + 1
     readers = [_documents(inputs[place.input], place, options) for place in places]
     while readers and (len(texts) < SAMPLE_DOCUMENTS or size < SAMPLE_BYTES) and size < SAMPLE_MOST_BYTES:
+        if long_size >= SAMPLE_MOST_BYTES:
+            break
         for reader in list(readers):
-            taken = taken_bytes = 0
-            while taken < quota or taken_bytes < quota_bytes:
+            taken = taken_bytes = num_long = 0
+            while (taken < quota or taken_bytes < quota_bytes) and num_long < MOST_LONG:
                 text = next(reader, None)
                 if text is None:
                     readers.remove(reader)
                     break
                 if len(text) > LONG_DOCUMENT:
-                    long.append(text[:SAMPLE_MOST_BYTES])
-                    taken_bytes += quota_bytes // 8
+                    num_long += 1
+                    if long_size < SAMPLE_MOST_BYTES:
+                        long.append(text[:SAMPLE_MOST_BYTES])
+                        long_size += len(long[-1])
                     continue
                 texts.append(text)
                 taken, taken_bytes, size = taken + 1, taken_bytes + len(text), size + len(text)

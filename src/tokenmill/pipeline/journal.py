@@ -12,7 +12,8 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -107,6 +108,24 @@ class Journal:
         (self.folder / f"{record.name}.json").unlink(missing_ok=True)
         self.rejects_path(record.name).unlink(missing_ok=True)
 
+    def forget_streams(self, inputs: Iterable[int]) -> None:
+        """Take back that streams were read to their ends."""
+        for input in inputs:
+            (self.folder / f"stream-{input:05d}.json").unlink(missing_ok=True)
+
+    def is_whole(self, record: TaskRecord) -> bool:
+        """Whether the files of a task are still there, with their sizes."""
+        files = {f"{s.name}{suffix}": file.bytes for s in record.shards.values() for suffix, file in s.files.items()}
+        try:
+            return all((self.store / name).stat().st_size == size for name, size in files.items())
+        except OSError:
+            return False
+
+    def clear(self) -> None:
+        """Forget everything, but stay: without a journal the directory would count as somebody else's."""
+        for path in self.folder.glob("*.json*"):
+            path.unlink()
+
     def rejects_path(self, name: str) -> Path:
         """Where a task keeps its rejects until they are joined."""
         return self.folder / f"{name}.rejects.jsonl"
@@ -116,6 +135,13 @@ class Journal:
         folder = self.folder / "spool"
         folder.mkdir(exist_ok=True)
         return folder / f"slot-{number}"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Held by one worker at a time, for documents that do not fit a worker's share of memory."""
+        with (self.folder / "alone.lock").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def end_stream(self, input: int, num_tasks: int) -> None:
         """Note that a stream was read to its end, so that a resumed run need not read it again."""
@@ -131,7 +157,7 @@ class Journal:
     def sweep(self, done: dict[str, TaskRecord]) -> None:
         """Remove what a killed run left: temporary files, spooled text, shards without an entry."""
         shutil.rmtree(self.folder / "spool", ignore_errors=True)
-        for path in self.folder.glob("*.tmp"):
+        for path in (*self.folder.glob("*.tmp"), *self.store.glob("*.tmp")):
             path.unlink(missing_ok=True)
         for path in self.folder.glob("*.rejects.jsonl"):
             if path.name.removesuffix(".rejects.jsonl") not in done:
@@ -142,9 +168,22 @@ class Journal:
                 if path.name.endswith(".tmp") or f"{split}/{path.name.split('.')[0]}" not in known:
                     path.unlink(missing_ok=True)
 
+    def sweep_finished(self) -> None:
+        """Remove what a run leaves that was killed after the manifest was written."""
+        self.remove()
+        for path in self.store.glob("*.tmp"):
+            path.unlink(missing_ok=True)
+
     def remove(self) -> None:
         """The run is finished: the manifest says everything that is still of use."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _is_same_file(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _task_key(path: Path) -> tuple[int, int]:
@@ -168,6 +207,11 @@ class Lock:
         lock = self._open(".lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_same_file(lock, self._store / ".lock"):
+                # The run that had it has just ended and taken the file away.
+                lock.close()
+                self.acquire()
+                return
         except OSError:
             lock.seek(0)
             holder = lock.read(32).decode("ascii", "replace").strip() or "unknown"

@@ -7,9 +7,10 @@ checked and explained in one place.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from tokenmill.engines import SpecialTokens, Tokenizer
 from tokenmill.errors import UsageError
@@ -35,19 +36,19 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     max_document_bytes: str | int = "256MB"
     eos: bool = True
     bos: bool | None = None
-    eos_token: str | None = None
-    bos_token: str | None = None
+    eos_token: str | int | None = None
+    bos_token: str | int | None = None
     special_tokens: SpecialTokens = "as-text"
     val_fraction: float = 0.0
-    seed: int = 0
-    limit: int | None = None
+    seed: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
+    limit: Annotated[int, Meta(ge=1, lt=1 << 62)] | None = None
     task_bytes: str | int | None = None
     workers: int | Literal["auto"] = "auto"
     memory: str | int = "auto"
-    batch_size: int | None = None
+    batch_size: Annotated[int, Meta(ge=1)] | None = None
     engine: str = "auto"
     on_error: OnError = "fail"
-    max_errors: int | None = None
+    max_errors: Annotated[int, Meta(ge=0)] | None = None
     overwrite: bool = False
 
     @classmethod
@@ -78,9 +79,9 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
         """Which ids go around documents: what the user says, else what the tokenizer's files say."""
         bos, eos = tokenizer.bos_id, tokenizer.eos_id
         if self.bos_token is not None:
-            bos = tokenizer.token_id(self.bos_token, "--bos-token")
+            bos = tokenizer.token_id(str(self.bos_token), "--bos-token")
         if self.eos_token is not None:
-            eos = tokenizer.token_id(self.eos_token, "--eos-token")
+            eos = tokenizer.token_id(str(self.eos_token), "--eos-token")
         wants_bos = tokenizer.adds_bos or self.bos_token is not None if self.bos is None else self.bos
         if wants_bos and bos is None:
             raise UsageError(f"{tokenizer.name} names no beginning-of-text token; pass --bos-token TOKEN, or --no-bos")
@@ -114,7 +115,10 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
 
 
 def _size(value: str | int, flag: str) -> int:
-    return value if isinstance(value, int) else parse_bytes(value, flag)
+    size = value if isinstance(value, int) else parse_bytes(value, flag)
+    if size >= 1 << 62:
+        raise UsageError(f"{flag} {value} is more than any machine has")
+    return size
 
 
 def _flag(name: str) -> str:
@@ -124,4 +128,9 @@ def _flag(name: str) -> str:
 def _explain(message: str) -> str:
     """`Expected ..., got ... - at `$.on_error`` with the flag in front."""
     text, _, where = message.partition(" - at `$.")
-    return f"{_flag(where.rstrip('`'))}: {text}" if where else text
+    name = where.rstrip("`")
+    kind = get_type_hints(Request).get(name)
+    if text.startswith("Invalid enum value"):
+        choices = ", ".join(get_args(kind)) if get_origin(kind) is Literal else "auto, or a number"
+        text += f"; expected one of {choices}"
+    return f"{_flag(name)}: {text}" if where else text

@@ -8,6 +8,7 @@ give a store that nobody asked for.
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,12 @@ def begin_or_resume(
         manifest = read_manifest(store)
         described = [(file.path, file.bytes, file.fingerprint) for file in manifest.inputs]
         _refuse_differences(store, manifest.settings, settings.flags(), described, files, manifest.tokenizer.name)
-        journal.remove()
+        journal.sweep_finished()
         return Standing(manifest)
     if not journal.exists():
-        tokenizer.save(store / "tokenizer")
+        journal.clear()
         journal.begin(SavedPlan(settings.flags(), files))
+        tokenizer.save(store / "tokenizer")
         journal.sweep({})
         return Standing()
     saved = journal.saved_plan()
@@ -68,18 +70,21 @@ def _resume(journal: Journal, saved: SavedPlan, settings: Settings, files: list[
         if touched.intersection(record.inputs):
             journal.forget(record)
             redone += 1
+        elif not journal.is_whole(record):
+            journal.forget(record)
+            notes.append(f"the shards of task {record.name} are damaged or missing; it is done again")
         else:
             done[record.name] = record
     if redone:
         names = ", ".join(files[i].name for i in sorted(touched)[:3])
         notes.append(f"{names}: modified since the run began; its {redone} finished tasks are done again")
     if touched:
+        journal.forget_streams(touched)
         journal.begin(SavedPlan(settings.flags(), files))
     if done:
         notes.append(f"continuing: {len(done):,} tasks are already done")
     journal.sweep(done)
-    ended = {number: count for number, count in journal.ended_streams().items() if number not in touched}
-    return Standing(None, done, ended, tuple(notes))
+    return Standing(None, done, journal.ended_streams(), tuple(notes))
 
 
 def _refuse_differences(
@@ -91,17 +96,15 @@ def _refuse_differences(
     tokenizer_before: str,
 ) -> None:
     advice = "Use another directory, or --overwrite"
-    for flag, value in now.items():
-        old = before.get(flag)
-        if old == value:
-            continue
+    # The size of tasks follows from that of the inputs, so a difference of inputs is told first.
+    differing = [flag for flag in now if before.get(flag) != now[flag] and flag != "task-bytes"]
+    for flag in differing:
+        old, value = before.get(flag), now[flag]
         if flag == "tokenizer":
             raise StoreError(
                 f"{store} was tokenized with {tokenizer_before} ({str(old)[:6]}); this run's tokenizer is another one "
                 f"({str(value)[:6]}). {advice}"
             )
-        if flag == "task-bytes" and len(inputs_before) != len(files):
-            continue
         raise StoreError(f"{store} was made with --{flag} {_show(old)}; this run has {_show(value)}. {advice}")
     names_before = [name for name, _, _ in inputs_before]
     names_now = [file.name for file in files]
@@ -117,6 +120,9 @@ def _refuse_differences(
             raise StoreError(f"{name} had {size} bytes when {store} was begun and has {file.bytes} now. {advice}")
         if mark != file.fingerprint:
             raise StoreError(f"{name} has other content than when {store} was begun, at the same size. {advice}")
+    old, value = before.get("task-bytes"), now["task-bytes"]
+    if old != value:
+        raise StoreError(f"{store} was made with --task-bytes {old}; this run has {value}. {advice}")
 
 
 def _show(value: Any) -> str:
@@ -124,8 +130,20 @@ def _show(value: Any) -> str:
 
 
 def _erase(store: Path) -> None:
-    """Remove a store, the manifest first, so that a kill in between leaves no store that looks whole."""
+    """Remove a store, the manifest first, so that a kill in between leaves no store that looks whole.
+
+    The journal goes last: without it or a manifest, the directory would count as somebody else's.
+    """
+    journal = store / ".tasks"
+    if any((store / name).exists() for name in (MANIFEST, ".tasks")):
+        journal.mkdir(exist_ok=True)
+    (journal / "plan.json").unlink(missing_ok=True)
     for name in (MANIFEST, "run.json", "rejects.jsonl"):
         (store / name).unlink(missing_ok=True)
-    for name in (".tasks", "train", "val", "tokenizer"):
-        shutil.rmtree(store / name, ignore_errors=True)
+    for split in ("train", "val"):
+        for path in (store / split).glob("shard-*"):
+            path.unlink()
+        with suppress(OSError):
+            (store / split).rmdir()
+    shutil.rmtree(store / "tokenizer", ignore_errors=True)
+    shutil.rmtree(journal, ignore_errors=True)

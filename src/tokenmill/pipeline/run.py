@@ -88,7 +88,7 @@ def run(request: Request, display: Display, started: LocalExecutor | None = None
     An executor that was `started` before this module was imported has saved that time; it is closed here.
     """
     with _signals_raise(), closing(started or start_executor()) as executor:
-        paths = expand_inputs(request.inputs)
+        paths = _outside(expand_inputs(request.inputs), Path(request.out))
         tokenizer = load_tokenizer(request.tokenizer)
         choice = choose(tokenizer, request.engine, request.special_tokens)
         request.policy(tokenizer)
@@ -105,6 +105,8 @@ def run(request: Request, display: Display, started: LocalExecutor | None = None
                 display.say(note, style="yellow")
             attempt = _Attempt(request, display, executor, tokenizer, choice, files, settings, standing)
             return attempt.carry_out()
+        except (OSError, _Signal) as error:
+            raise _in_words(error, store) from None
         finally:
             lock.release()
 
@@ -244,6 +246,12 @@ def _name(token: int | None) -> str:
     return "none" if token is None else str(token)
 
 
+def _outside(paths: list[Path], store: Path) -> list[Path]:
+    """The inputs without the store's own files, for a store inside the directory that it is made from."""
+    folder = str(store.absolute()) + os.sep
+    return [path for path in paths if not str(path.absolute()).startswith(folder)] or paths
+
+
 def _prepare_directory(store: Path) -> Path:
     """Make the directory, and refuse one that holds something else."""
     try:
@@ -255,18 +263,7 @@ def _prepare_directory(store: Path) -> Path:
         raise StoreError(f"{store} is a file; choose a directory with -o") from None
     except OSError as error:
         raise StoreError(f"{store} cannot be written: {error.strerror}; choose another directory with -o") from None
-    ours = {
-        "manifest.json",
-        ".tasks",
-        ".lock",
-        ".workers.lock",
-        "tokenizer",
-        "train",
-        "val",
-        "rejects.jsonl",
-        "run.json",
-    }
-    if present - ours and not present & {"manifest.json", ".tasks"}:
+    if present - {".lock", ".workers.lock"} and not present & {"manifest.json", ".tasks"}:
         raise StoreError(f"{store} is not empty and not a token store; choose another directory with -o")
     return store
 

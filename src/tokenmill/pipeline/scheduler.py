@@ -126,7 +126,7 @@ class Scheduler:
                 self._count_resumed(self._plan.inputs[stream.input].bytes)
             else:
                 self._streams.append(stream)
-        self._num_rejects = sum(sum(record.rejects.values()) for record in done.values())
+        self._count_rejects(sum(sum(record.rejects.values()) for record in done.values()))
         self.tally.num_tasks_done = len(done)
 
     def _num_done(self, input: int) -> int:
@@ -193,18 +193,14 @@ class Scheduler:
         if self._streams:
             self._feed(worker, self._streams.popleft())
         else:
-            self._idle.append(worker)
+            # Kept as an idle worker it could grow a cache beside those of the workers, outside the budget.
+            worker.kill()
 
     def _count(self, worker: Worker, message: Progress) -> None:
         """Progress is counted in input bytes on disk; a task never counts for more than its size."""
         self.tally.work.add(message.stages)
         self.tally.num_recycled += message.num_recycled
-        self._num_rejects += message.stages.num_rejects
-        if self._max_errors is not None and self._num_rejects > self._max_errors:
-            raise TokenmillError(
-                f"{self._num_rejects} records could not be tokenized, more than --max-errors {self._max_errors}; "
-                "see the reasons with --on-error fail, or raise the limit and run the same command again"
-            )
+        self._count_rejects(message.stages.num_rejects)
         task = self._running.get(worker)
         if task is None:
             return
@@ -215,6 +211,15 @@ class Scheduler:
         credit = min(size, task.bytes - self._partial[worker])
         self._partial[worker] += credit
         self.tally.done_bytes += credit
+
+    def _count_rejects(self, count: int) -> None:
+        """Stop when there are more than the user allows, those of earlier attempts included."""
+        self._num_rejects += count
+        if self._max_errors is not None and self._num_rejects > self._max_errors:
+            raise TokenmillError(
+                f"{self._num_rejects} records could not be tokenized, more than --max-errors {self._max_errors}; "
+                "see the reasons with --on-error fail, or raise the limit and run the same command again"
+            )
 
     def _finish(self, worker: Worker, record: TaskRecord) -> None:
         task = self._running.pop(worker)

@@ -33,6 +33,8 @@ from tokenmill.store.shard import DTYPES, ShardWriter, dtype_for
 
 __all__ = ["Job", "TaskRunner", "surround"]
 
+BYTES_PER_CHARACTER = 16
+"""What encoding one huge document takes at most: the text twice, ids of 4 bytes, and their copies."""
 SHORT_DOCUMENT = 128
 """Below this mean number of tokens a mask places documents faster than one copy each."""
 
@@ -96,9 +98,7 @@ class TaskRunner:
             self._report(stages)
             clock = time.perf_counter()
 
-    def _encode(
-        self, batch: TextBatch, output: _TaskOutput, stages: Stages
-    ) -> tuple[IntArray, npt.NDArray[np.int32]]:
+    def _encode(self, batch: TextBatch, output: _TaskOutput, stages: Stages) -> tuple[IntArray, npt.NDArray[np.int32]]:
         started = time.perf_counter()
         encoded = self._encode_texts(batch.texts)
         if self._special_ids is not None:
@@ -109,6 +109,11 @@ class TaskRunner:
         return tokens
 
     def _encode_texts(self, texts: list[str]) -> TokenBatch:
+        if len(texts) == 1 and len(texts[0]) * BYTES_PER_CHARACTER > self._job.worker_bytes:
+            # It will not fit this worker's share, so all others of its kind wait, and the cache goes first.
+            self._engine.recycle()
+            with self._journal.alone():
+                return self._engine.encode(texts)
         size = self._job.batch_size
         if size is None or len(texts) <= size:
             return self._engine.encode(texts)
@@ -232,7 +237,8 @@ class _TaskOutput:
 
     def reject_damage(self, damage: str) -> None:
         """A stream that broke off behind the last document of this task."""
-        self.reject(self._task.input, Reject(self._task.spans[0].stop or 0, self._num_lines, "damaged", damage))
+        line = self._num_lines if self._job.settings.reading.separator is None else -1
+        self.reject(self._task.input, Reject(self._task.spans[0].stop or 0, line, "damaged", damage))
 
     def publish(self, num_rerouted: int) -> TaskRecord:
         shards = {split: writer.finish() for split, writer in self._writers.items()}

@@ -44,6 +44,7 @@ __all__ = ["WarmJob", "preload", "serve", "warm"]
 
 REPORT_SECONDS = 0.25
 BATCHES_PER_CHECK = 8
+SMALLEST_CACHE = 100_000_000
 
 _warm_engines: dict[str, Engine] = {}
 
@@ -103,6 +104,7 @@ class _Worker:
         self._engine: Engine | None = None
         self._runner: TaskRunner | None = None
         self._process = psutil.Process()
+        self._memory_limit = job.worker_bytes
         self._pending = Stages()
         self._num_recycled = 0
         self._num_batches = 0
@@ -133,13 +135,15 @@ class _Worker:
                 _tokenizer(self._job.store),
                 policy.special_tokens,
             )
+            # Whatever the budget, a cache needs some room, or the engine would be recycled all the time.
+            self._memory_limit = max(self._job.worker_bytes, self._process.memory_info().rss + SMALLEST_CACHE)
         return self._engine
 
     def _report(self, stages: Stages) -> None:
         """Tell the run what was done, now and then, and keep memory in its bounds."""
         self._pending.add(stages)
         self._num_batches += 1
-        if self._num_batches % BATCHES_PER_CHECK == 0 and self._process.memory_info().rss > self._job.worker_bytes:
+        if self._num_batches % BATCHES_PER_CHECK == 0 and self._process.memory_info().rss > self._memory_limit:
             self._load_engine().recycle()
             self._num_recycled += 1
         if time.monotonic() - self._reported > REPORT_SECONDS:
