@@ -38,7 +38,7 @@ HEAVY = {
 }
 ONLY_IN = {
     "gigatoken": {"engines/gigatoken.py"},
-    "awkward": {"pipeline/worker.py"},
+    "awkward": set(),
     "sentencepiece": {"engines/tokenizer.py"},
     "tiktoken": {"engines/tiktoken.py"},
     "tiktoken_ext": {"engines/tiktoken.py"},

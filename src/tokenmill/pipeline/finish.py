@@ -129,7 +129,7 @@ def _join_rejects(journal: Journal, records: list[TaskRecord], inputs: list[Inpu
 def _render_reject(reject: StoredReject, file: InputFile, lines_before: int) -> bytes:
     row: dict[str, object] = {"file": file.name}
     if file.format == "parquet":
-        row["row"] = reject.position + 1
+        row["row"] = reject.position + 1 if reject.line >= 0 else None
     else:
         row["line"] = reject.line + lines_before + 1 if reject.line >= 0 else None
         row["byte"] = reject.position

@@ -6,6 +6,7 @@ strings. The result is printed and stored in the manifest, so that nobody has to
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +29,7 @@ SAMPLE_DOCUMENTS = 1000
 SAMPLE_BYTES = 2_000_000
 SAMPLE_MOST_BYTES = 32_000_000
 PLACES = 48
-LONG_DOCUMENT = 8_000
+LONG_DOCUMENT = 4_000
 MOST_LONG = 8
 """Long documents that are passed over at one place before the next place has its turn."""
 BATCH = 256
@@ -78,41 +79,29 @@ def _mismatches(engine: Engine, reference: Engine, texts: list[str]) -> list[str
 
 
 def sample_documents(inputs: list[InputFile], options: ReadOptions) -> list[str]:
-    """At least 1,000 documents and 2 MB, spread over the inputs; all of them when there are fewer.
+    """At least 1,000 documents and 2 MB, one from each place in turn; all of them when there are fewer.
 
-    Long documents are passed over while there are enough others, because the reference takes a
-    second for every few megabytes; a sample never exceeds 32 MB.
+    Long documents wait until the others have run out, because the reference takes a second for
+    every few megabytes; they never bring a sample above 32 MB.
     """
-    places = list(_places(inputs))
+    readers = deque(_documents(inputs[place.input], place, options) for place in _places(inputs))
     texts: list[str] = []
     long: list[str] = []
     size = long_size = 0
-    quota = max(1, -(-SAMPLE_DOCUMENTS // max(1, len(places))))
-    quota_bytes = SAMPLE_BYTES // max(1, len(places)) + 1
-    readers = [_documents(inputs[place.input], place, options) for place in places]
-    while readers and (len(texts) < SAMPLE_DOCUMENTS or size < SAMPLE_BYTES) and size < SAMPLE_MOST_BYTES:
-        if long_size >= SAMPLE_MOST_BYTES:
-            break
-        for reader in list(readers):
-            taken = taken_bytes = num_long = 0
-            while (taken < quota or taken_bytes < quota_bytes) and num_long < MOST_LONG:
-                text = next(reader, None)
-                if text is None:
-                    readers.remove(reader)
-                    break
-                if len(text) > LONG_DOCUMENT:
-                    num_long += 1
-                    if long_size < SAMPLE_MOST_BYTES:
-                        long.append(text[:SAMPLE_MOST_BYTES])
-                        long_size += len(long[-1])
-                    continue
-                texts.append(text)
-                taken, taken_bytes, size = taken + 1, taken_bytes + len(text), size + len(text)
-        quota, quota_bytes = max(1, quota // 2), quota_bytes // 2 + 1
+    while readers and (len(texts) < SAMPLE_DOCUMENTS or size < SAMPLE_BYTES):
+        reader = readers.popleft()
+        text = next(reader, None)
+        if text is None:
+            continue
+        readers.append(reader)
+        if len(text) <= LONG_DOCUMENT:
+            texts.append(text)
+            size += len(text)
+        elif long_size < SAMPLE_MOST_BYTES:
+            long.append(text)
+            long_size += len(text)
     for text in sorted(long, key=len):
-        if size >= SAMPLE_BYTES and len(texts) >= SAMPLE_DOCUMENTS:
-            break
-        if size + len(text) > SAMPLE_MOST_BYTES and texts:
+        if size + len(text) > SAMPLE_MOST_BYTES or (len(texts) >= SAMPLE_DOCUMENTS and size >= SAMPLE_BYTES):
             break
         texts.append(text)
         size += len(text)

@@ -161,7 +161,12 @@ class _Cutter:
             return
         self.close()
         if isinstance(reader, ParquetReader):
-            ranges = reader.plan(Path(file.path), self._task_bytes)
+            try:
+                ranges = reader.plan(Path(file.path), self._task_bytes)
+            except DataError:
+                # Whoever reads it says what is wrong, and knows whether that ends the run.
+                self._add_to_group(number, file, stop)
+                return
             self._add_ranges(
                 number, file, [(a, b if stop is None else min(b, stop)) for a, b in ranges if stop is None or a < stop]
             )

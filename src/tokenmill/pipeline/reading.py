@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+import numpy as np
+
 from tokenmill.batch import Reject, TextBatch
+from tokenmill.errors import DataError
 from tokenmill.files import open_stream
 from tokenmill.pipeline.plan import InputFile, Span, Task
 from tokenmill.readers import reader_for
@@ -23,12 +27,28 @@ def read_span(file: InputFile, span: Span, options: ReadOptions) -> Iterator[Tex
     path = Path(file.path)
     reader = reader_for(file.format, options)
     if isinstance(reader, ParquetReader):
+        unreadable = _explain_unreadable(path, options)
+        if unreadable is not None:
+            yield TextBatch([], np.zeros(0, np.int64), [] if options.keep_keys else None, [unreadable])
+            return
         stop = reader.num_rows(path) if span.stop is None else span.stop
         yield from reader.read_range(path, span.start, stop)
     elif file.compression == "none" and reader.splittable:
         yield from reader.read_range(path, span.start, file.bytes if span.stop is None else span.stop)
     else:
         yield from reader.read_stream(TextStream(file, options, stop=span.stop))
+
+
+def _explain_unreadable(path: Path, options: ReadOptions) -> Reject | None:
+    """Why no row of a Parquet file can be a document: it has no footer, or no column of texts."""
+    reader = ParquetReader(msgspec.structs.replace(options, keep_keys=()))
+    num_rows = 0
+    try:
+        num_rows = reader.num_rows(path)
+        reader.plan(path, 1 << 62)
+    except DataError as error:
+        return Reject(0, -1, "no-text-column" if num_rows else "damaged", error.reason, max(1, num_rows))
+    return None
 
 
 def read_spool(file: InputFile, task: Task, options: ReadOptions) -> Iterator[TextBatch]:
@@ -66,7 +86,7 @@ class TextStream:
 def line_number(file: InputFile, task: Task, reject: Reject) -> int | None:
     """The line of a reject in its whole input, from 1; None where lines mean nothing."""
     if file.format == "parquet":
-        return reject.position + 1
+        return reject.position + 1 if reject.line >= 0 else None
     if reject.line < 0:
         countable = file.format == "jsonl" and file.compression == "none"
         return _count_line_ends(Path(file.path), reject.position) + 1 if countable else None

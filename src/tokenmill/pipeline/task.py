@@ -93,7 +93,8 @@ class TaskRunner:
             clock = time.perf_counter()
             output.append(span.input, batch, tokens, lengths)
             stages.write = time.perf_counter() - clock
-            stages.num_bytes, stages.num_rejects = batch.num_bytes, len(batch.rejects)
+            stages.num_bytes = batch.num_bytes
+            stages.num_rejects = sum(reject.num_documents for reject in batch.rejects)
             stages.num_documents, stages.num_tokens = len(batch.texts), len(tokens)
             self._report(stages)
             clock = time.perf_counter()

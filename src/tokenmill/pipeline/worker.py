@@ -51,8 +51,11 @@ _warm_engines: dict[str, Engine] = {}
 
 def preload(_payload: bytes) -> None:
     """Import what every worker uses, while the run is still being planned."""
-    import awkward  # noqa: F401
     import pyarrow.parquet  # noqa: F401
+
+    from tokenmill.engines.gigatoken import return_plain_arrays
+
+    return_plain_arrays()
 
 
 def warm(payload: bytes) -> None:
