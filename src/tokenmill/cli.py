@@ -7,6 +7,8 @@ Results go to stdout, progress and errors to stderr. An error is one sentence an
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -202,7 +204,8 @@ def verify(
 
     if (more or every) and not against:
         raise UsageError("the inputs to compare with come after --against: tokenmill verify OUT --against INPUT...")
-    result = check(store, against=[*(against or []), *(more or [])], every=every)
+    with _progress() as advance:
+        result = check(store, against=[*(against or []), *(more or [])], every=every, advance=advance)
     if as_json:
         _print_json(result)
     else:
@@ -254,6 +257,24 @@ def demo(
     from tokenmill.demo import run_demo
 
     run_demo(folder, _console())
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr for stages of known size; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = [TextColumn("{task.description:<20}"), BarColumn(30), TaskProgressColumn(), TimeRemainingColumn()]
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        tasks: dict[str, Any] = {}
+
+        def advance(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage)
+            bar.update(tasks[stage], completed=done, total=total)
+
+        yield advance
 
 
 def _console() -> Any:

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from tokenmill.engines.decoding import Decoder
 from tokenmill.errors import UsageError
-from tokenmill.progress import format_bytes
+from tokenmill.progress import format_bytes, show_safely
 from tokenmill.store.manifest import Manifest
 from tokenmill.store.store import Split, TokenStore
 
@@ -41,7 +41,6 @@ MOST_PER_CHARACTER = 4
 PIECE_COLUMNS = 18
 SHADES = ("color(16) on color(117)", "color(16) on color(222)")
 """Light blue and light gold; in a terminal of 16 colours they stay two different ones."""
-JOINERS = "\u200c\u200d"
 SPECIAL = "bold color(231) on color(90)"
 
 
@@ -385,26 +384,10 @@ class _Ids:
         yield from (above, below)
 
 
-def show_safely(text: str) -> str:
-    """The text with control and direction characters as visible symbols, fit for any terminal."""
-    return text if text.isprintable() else "".join(_symbol(character) for character in text)
-
-
 def _show_lines(text: str) -> list[str]:
     """As `show_safely`, line by line; a line end is marked where it stands."""
     *ended, last = map(show_safely, text.split("\n"))
     return [*(f"{line}↵" for line in ended), last]
-
-
-def _symbol(character: str) -> str:
-    code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
-    if code == 0x7F:
-        return "␡"
-    if character.isprintable() or character in JOINERS or unicodedata.category(character) == "Zs":
-        return character
-    return f"<{code:04X}>"
 
 
 def _with_base(text: str) -> str:

@@ -8,13 +8,25 @@ from __future__ import annotations
 import json
 import sys
 import time
+import unicodedata
 from typing import Any, Protocol
 
 import msgspec
 
-__all__ = ["Display", "JsonLines", "PlainLines", "Silence", "Snapshot", "TerminalBar", "choose_display", "format_bytes"]
+__all__ = [
+    "Display",
+    "JsonLines",
+    "PlainLines",
+    "Silence",
+    "Snapshot",
+    "TerminalBar",
+    "choose_display",
+    "format_bytes",
+    "show_safely",
+]
 
 LINE_SECONDS = 5.0
+JOINERS = "\u200c\u200d"
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,13 +195,15 @@ class TerminalBar:
 
 def render(snapshot: Snapshot, width: int) -> Any:
     """The bar and its figures, for a terminal of a width."""
-    from rich.console import Group
     from rich.progress_bar import ProgressBar
+    from rich.table import Table
     from rich.text import Text
 
-    bar = ProgressBar(total=1.0, completed=snapshot.fraction, width=min(width, 80))
-    details = Text(snapshot.details(), style="dim")
-    return Group(bar, Text(snapshot.line(), style="bold"), details)
+    table = Table.grid()
+    table.add_row(ProgressBar(total=1.0, completed=snapshot.fraction, width=min(width, 80)))
+    table.add_row(Text(snapshot.line(), style="bold"))
+    table.add_row(Text(snapshot.details(), style="dim"))
+    return table
 
 
 def choose_display(*, log_json: bool = False, quiet: bool = False) -> Display:
@@ -224,3 +238,19 @@ def format_seconds(seconds: float) -> str:
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes:02d}:{whole % 60:02d}"
+
+
+def show_safely(text: str) -> str:
+    """The text with control and direction characters as visible symbols, fit for any terminal."""
+    return text if text.isprintable() else "".join(_symbol(character) for character in text)
+
+
+def _symbol(character: str) -> str:
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "␡"
+    if character.isprintable() or character in JOINERS or unicodedata.category(character) == "Zs":
+        return character
+    return f"<{code:04X}>"

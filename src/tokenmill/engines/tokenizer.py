@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenmill.errors import DataError, MissingDependencyError, UsageError
+from tokenmill.files import write_durably
 
 __all__ = ["Tokenizer", "load_tokenizer", "open_tokenizer"]
 
@@ -56,7 +57,7 @@ class Tokenizer:
         """Write the tokenizer's files, so that a store explains itself."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in sorted(self.files.items()):
-            (folder / name).write_bytes(data)
+            write_durably(folder / name, data)
 
     def token_id(self, token: str, flag: str) -> int:
         """The id of a token given as its string or its number."""
@@ -108,6 +109,8 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
 def open_tokenizer(folder: Path, name: str) -> Tokenizer:
     """Read a directory of tokenizer files, such as the `tokenizer/` of a store."""
+    if not folder.is_dir():
+        raise UsageError(f"--tokenizer {folder}: no such directory")
     if (folder / BYTES_FILE).is_file():
         return _bytes()
     for main_file in ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"):

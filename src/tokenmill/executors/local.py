@@ -109,11 +109,9 @@ class LocalExecutor:
             worker.connection.close()
         self._workers.clear()
         self._control.close()
-        try:
-            self._nursery.wait(STATUS_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._nursery.kill()
-            self._nursery.wait()
+        # It has no children left; waiting would mean waiting for its imports when a run ends at once.
+        self._nursery.kill()
+        self._nursery.wait()
 
     def _start_nursery(self) -> None:
         ours, theirs = socket.socketpair()

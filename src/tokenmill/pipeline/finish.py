@@ -111,7 +111,7 @@ def _join_rejects(journal: Journal, records: list[TaskRecord], inputs: list[Inpu
     with temporary.open("wb") as out:
         for record in records:
             path = journal.rejects_path(record.name)
-            if record.rejects and path.exists():
+            if record.rejects:
                 with path.open("rb") as stored:
                     for line in stored:
                         reject = msgspec.json.decode(line, type=StoredReject)

@@ -20,6 +20,7 @@ from tokenmill.pipeline.messages import GateResult, Preview
 from tokenmill.pipeline.plan import InputFile, Span
 from tokenmill.pipeline.reading import read_span
 from tokenmill.pipeline.task import Job, surround
+from tokenmill.progress import show_safely
 from tokenmill.readers.base import ReadOptions
 from tokenmill.store.manifest import ParityInfo
 
@@ -145,4 +146,4 @@ def _preview(job: Job, engine: Engine, tokenizer: Tokenizer, documents: list[str
 
 def _shown(decoder: Decoder, tokens: list[int]) -> str:
     text = b"".join(decoder.token_bytes(token) for token in tokens).decode("utf-8", "replace")
-    return text.replace("\n", "⏎").replace("\t", "⇥")
+    return show_safely(text)

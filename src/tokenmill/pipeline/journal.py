@@ -186,6 +186,15 @@ def _is_same_file(file: BinaryIO, path: Path) -> bool:
         return False
 
 
+def _lock_soon(file: BinaryIO) -> None:
+    """Take a lock, trying twice: `tokenmill status` looks at it for an instant."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        time.sleep(0.1)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def _task_key(path: Path) -> tuple[int, int]:
     input, number = path.stem.split("-")
     return int(input), int(number)
@@ -206,7 +215,7 @@ class Lock:
         """Take the directory, or say who has it."""
         lock = self._open(".lock")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_soon(lock)
             if not _is_same_file(lock, self._store / ".lock"):
                 # The run that had it has just ended and taken the file away.
                 lock.close()

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from tokenmill.files import write_durably
 from tokenmill.machine import tree_memory, usable_cores
 from tokenmill.pipeline.budget import Budget
 from tokenmill.pipeline.scheduler import Tally
@@ -123,9 +124,7 @@ class Observer:
             },
             attempts=[*self._attempts, *self._current(completed=True)],
         )
-        temporary = self._store / "run.json.tmp"
-        temporary.write_bytes(encode_sealed(info))
-        temporary.replace(self._store / "run.json")
+        write_durably(self._store / "run.json", encode_sealed(info))
 
     def _sample_memory(self) -> None:
         process = psutil.Process()

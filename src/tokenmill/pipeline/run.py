@@ -164,6 +164,7 @@ class _Attempt:
             raise _in_words(error, self._store) from None
         self._executor.close()
         observer.close(completed=True)
+        observer.write_run_file()
         manifest = finish(
             self._journal,
             settings=self._settings,
@@ -172,7 +173,6 @@ class _Attempt:
             engine=job.engine,
             parity=result.parity if result.parity.num_documents or result.parity.num_awkward else None,
         )
-        observer.write_run_file()
         return Outcome(manifest, observer)
 
     def _job(self, engine: str, budget: Budget) -> Job:

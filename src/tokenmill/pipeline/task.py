@@ -225,7 +225,7 @@ class _TaskOutput:
         self._rejects[reject.reason] += reject.num_documents
         if self._reject_file is None:
             path = Path(f"{self._journal.rejects_path(self._task.name)}.{self._run}.tmp")
-            self._reject_file = path.open("wb")  # noqa: SIM115
+            self._reject_file = path.open("wb")
         stored = StoredReject(
             input=input,
             position=reject.position,

@@ -162,7 +162,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from None
     try:
         version = msgspec.json.decode(data, type=_Version).format_version
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} is damaged ({error}); restore it, or tokenize again with --overwrite") from None
     if version != FORMAT_VERSION:
         raise StoreError(f"{path} has format version {version}; this tokenmill reads version {FORMAT_VERSION}")
@@ -186,7 +186,7 @@ def decode_sealed(data: bytes, kind: type[SealedT], path: Path) -> SealedT:
     """Parse what `encode_sealed` wrote; any other byte sequence is an error."""
     try:
         document = msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} is damaged ({error}); restore it, or tokenize again with --overwrite") from None
     if encode_sealed(document) != data:
         raise StoreError(

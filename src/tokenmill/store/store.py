@@ -21,7 +21,7 @@ from tokenmill.engines.decoding import Decoder
 from tokenmill.engines.tokenizer import Tokenizer, open_tokenizer
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.store.manifest import Manifest, ShardInfo, read_manifest
-from tokenmill.store.shard import DTYPES, index_lengths
+from tokenmill.store.shard import DTYPES, index_lengths, index_pointers
 
 __all__ = ["Shard", "Split", "TokenStore"]
 
@@ -133,15 +133,14 @@ class Shard:
         return index_lengths(Path(f"{self._path}.idx"), self.info, self._manifest_dtype)
 
     @cached_property
-    def starts(self) -> npt.NDArray[np.int64]:
-        """Where each document begins, and the end of the last, in tokens."""
-        edges = np.zeros(self.info.num_documents + 1, np.int64)
-        np.cumsum(self.lengths, out=edges[1:])
-        return edges
+    def pointers(self) -> npt.NDArray[np.int64]:
+        """The byte of `.bin` at which each document starts."""
+        return index_pointers(Path(f"{self._path}.idx"), self.info)
 
     def document(self, number: int) -> IntArray:
         """The ids of one document, by its number in the shard."""
-        return self.tokens[self.starts[number] : self.starts[number + 1]]
+        start = int(self.pointers[number]) // self._dtype.itemsize
+        return self.tokens[start : start + int(self.lengths[number])]
 
     def sources(self) -> Any:
         """The table of documents: input number, position, and kept fields, as a pyarrow table."""
