@@ -59,7 +59,8 @@ CONTEXTS = [
 PROBED_BYTES = sorted({ord(character) for character in "".join(TELLING + CONTEXTS) if character not in "{}"} & set(range(128)))
 ALL = [code_point for code_point in range(0x80, 0x110000) if not 0xD800 <= code_point < 0xE000]
 # Nothing is or will soon be assigned in planes 4 to 13; 15 and 16 are private.
-REMOTE = [code_point for code_point in ALL if code_point >= 0x40000 and not 0xE0000 <= code_point < 0xF0000]
+NEAR = [code_point for code_point in ALL if code_point < 0x40000 or 0xE0000 <= code_point < 0xF0000]
+REMOTE = sorted(set(ALL) - set(NEAR))
 
 
 def is_written(code_point: int) -> bool:
@@ -149,11 +150,10 @@ def class_disputes() -> tuple[set[int], set[int]]:
     pairs += [(name, pair, "p{Lu}" if name == "o200k_base" else "") for name, pair in tiktoken_pairs()]
     letters: set[int] = set()
     classes: set[int] = set()
-    near = [code_point for code_point in ALL if code_point not in set(REMOTE)]
-    written = [*range(128), *filter(is_written, near)]
+    written = [*range(128), *filter(is_written, NEAR)]
     for name, pair, pattern in pairs:
         start = time.perf_counter()
-        found = disagreements(pair, near, TELLING) | disagreements(pair, REMOTE, TELLING[:3])
+        found = disagreements(pair, NEAR, TELLING) | disagreements(pair, REMOTE, TELLING[:3])
         more = disagreements(pair, [c for c in written if c not in found], CONTEXTS)
         classes |= found | more
         if not any(finer in pattern for finer in ("p{M}", "p{Lu}", "p{P}")):
@@ -195,15 +195,15 @@ def nfc_disputes() -> set[int]:
     pairs = ("\u2d30" + "".join(pair) for m in marks for k in classes for pair in ((m, k), (k, m)))
     found |= {ord(c) for line, _ in differing(in_lines(pairs)) for c in line[1:]}
     print(f"  {len(found)} marks are ordered differently", flush=True)
-
+    ordered = frozenset(found)
     disputed = list(differing(composing_pairs()))
+    for line, _ in disputed:
+        if not ordered & set(map(ord, line)):
+            # A mark that the reference knows is not to blame; the other character is the new one.
+            found |= {ord(c) for c in line if not unicodedata.combining(c)} or set(map(ord, line))
     for line, ours in disputed:
-        if not found & set(map(ord, line)):
-            # A mark that the reference knows is not to blame, the other character is the new one.
-            unknown = {c for c in line if not unicodedata.combining(c)} or set(line)
-            found |= set(map(ord, unknown))
-    for line, ours in disputed:
-        found |= {ord(c) for c in ours if c not in line}
+        # What the engine composes of disputed characters is all that its ids show of them.
+        found |= {ord(c) for c in ours} - {ord(c) for character in line for c in character + reference(character)}
     return found
 
 

@@ -44,7 +44,10 @@ def main(descriptor: int) -> None:
             os.read(wake_read, 4096)
             _report_deaths(control)
         if control.fileno() in ready:
-            data, received, _, _ = socket.recv_fds(control, 1 << 16, 16)
+            try:
+                data, received, _, _ = socket.recv_fds(control, 1 << 16, 16)
+            except ConnectionResetError:
+                data = b""
             if not data:
                 os._exit(0)
             descriptors += received
