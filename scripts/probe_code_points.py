@@ -56,7 +56,7 @@ CONTEXTS = [
     *("a{}/\n", "{}/\n a", "-{}\r\n\n", "\u00a0{}a", "\u3000{}\u3000", "{}\u200d{}", "\u4e00{}\u4e00", "\uac00{}"),
     *("\u3042{}a", "{}\u30a2", "_{}_a", "{}\n\n{}", "a{} \n {}", "!{} {}1", " \n{}  \n"),
 ]
-PROBED_BYTES = sorted({ord(character) for character in "".join(TELLING + CONTEXTS) if character not in "{}"} & set(range(128)))
+PROBED_BYTES = sorted(set(map(ord, "".join(TELLING + CONTEXTS).replace("{}", ""))) & set(range(128)))
 ALL = [code_point for code_point in range(0x80, 0x110000) if not 0xD800 <= code_point < 0xE000]
 # Nothing is or will soon be assigned in planes 4 to 13; 15 and 16 are private.
 NEAR = [code_point for code_point in ALL if code_point < 0x40000 or 0xE0000 <= code_point < 0xF0000]
@@ -158,8 +158,8 @@ def class_disputes() -> tuple[set[int], set[int]]:
         classes |= found | more
         if not any(finer in pattern for finer in ("p{M}", "p{Lu}", "p{P}")):
             letters |= found | more
-        seconds = time.perf_counter() - start
-        print(f"  {name:15} {len(found):6,} code points, {len(more)} more in other contexts ({seconds:.0f} s)", flush=True)
+        counts = f"{len(found):6,} code points, {len(more)} more in other contexts"
+        print(f"  {name:15} {counts} ({time.perf_counter() - start:.0f} s)", flush=True)
     return letters, classes
 
 
@@ -187,8 +187,9 @@ def nfc_disputes() -> set[int]:
 
     # U+2D30 composes with nothing. U+0334 has the lowest class and U+0345 the highest, so a code point
     # that only one side takes for a mark changes places with one of them.
-    order = ["\u2d30{}\u0334", "\u2d30\u0345{}", "{}"]
-    found = {ord(c) for p in order for line, _ in differing(in_lines(p.replace("{}", chr(c)) for c in ALL)) for c in line}
+    found = set()
+    for order in ("\u2d30{}\u0334", "\u2d30\u0345{}", "{}"):
+        found |= {ord(c) for line, _ in differing(in_lines(order.replace("{}", chr(c)) for c in ALL)) for c in line}
     found -= set(map(ord, "\u2d30\u0334\u0345"))
     marks = [chr(c) for c in ALL if unicodedata.combining(chr(c)) and c not in found]
     classes = list({unicodedata.combining(mark): mark for mark in marks}.values())

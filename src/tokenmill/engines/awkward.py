@@ -1,85 +1,238 @@
-"""Strings on which tokenizers differ, for the parity gate: about half a megabyte, the same on every machine.
+"""Texts that tokenizers get wrong, for the parity gate that runs before every job.
 
-Every script, with each code point after a letter and after a space; then what text is made of at its
-worst: runs of white space, contractions in all cases, digits, emoji sequences, marks without a base, code,
-and the strings of the tokenizer's own special tokens, whole, broken and repeated.
+A user's own sample shows what is common in it; this shows what is rare anywhere: every assigned
+character of every alphabet after a letter, after a space and before a digit, all ways to end a line, marks in
+any order, special-token strings whole and broken. Half a megabyte, generated from ranges, the same
+each time. Disputed code points get texts of their own, because the reference encodes those and
+nothing around them would be tested.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Sequence
+from itertools import islice, product
+
+from tokenmill.engines.disputes import disputed_ranges
 
 __all__ = ["awkward_strings"]
 
-RANGES = (
-    (0x0000, 0x33FF, 1),
-    (0x3400, 0x9FFF, 101),
-    (0xA000, 0xABFF, 1),
-    (0xAC00, 0xD7A3, 53),
-    (0xD7B0, 0xD7FF, 1),
-    (0xE000, 0xF8FF, 499),
-    (0xF900, 0x11FFF, 1),
-    (0x12000, 0x15FFF, 17),
-    (0x16000, 0x16FFF, 1),
-    (0x17000, 0x1AFFF, 29),
-    (0x1B000, 0x1B2FF, 3),
-    (0x1BC00, 0x1FFFF, 1),
-    (0x20000, 0x3FFFF, 503),
-    (0xE0000, 0xE01FF, 1),
-    (0x10FF00, 0x10FFFF, 16),
-)
-"""First and last code point, and the step: every script whole, ideographs and syllables sampled."""
-CHARACTERS_PER_STRING = 64
-
-SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2002\u2009\u200a\u2028\u2029\u202f\u205f\u3000\ufeff\u200b\u200c\u200d\u2060"
-CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'x", "’s", "’ll", "'")
-DIGITS = ("0", "7", "42", "123", "1234", "12345", "1,234,567.89", "0x1F", "1e-10", "٣٤٥٦", "१२३४", "Ⅷ", "½", "①②③④", "𝟙𝟚𝟛𝟜")
-EMOJI = ("😀", "👍🏽", "👩‍👩‍👧‍👦", "🏳️‍🌈", "🇺🇳🇩🇪🇯", "1️⃣", "❤️", "🧑🏿‍🚀", "\U0001fae8", "🏴\U000e0067\U000e0062\U000e007f")
-MARKS = ("e\u0301", "\u0301", " \u0301", "a\u0301\u0300\u0323", "\u0323\u0301q", "\u0eba\u0952", "क्षि", "ำ", "한국", "ﬁ", "Å", "\u212b", "İ", "ß", "ǆ", "ﷺ")
-CODE = (
-    "def f(x):\n\treturn {'a': [x ** 2, -1]}  # no\r\n\r\n",
-    "<a href=\"x?y=1&amp;z\">//</a><!-- -->\n",
-    "for(int i=0;i<10;++i){a[i]^=~b->c;}/**/\n        }\n\n\n    ",
-    "https://example.org/~a/b.c?d=e%20f#g user@host -----BEGIN",
-    "\\frac{1}{2}$$\\alpha_{i,j}^{2}$$ C:\\dir\\file.txt \\n\\t\\u00e9",
-    "SELECT * FROM t WHERE a<>'b''c'; -- ===============================",
-)
+# Two scripts with tens of thousands of characters that are all alike; every 97th is enough.
+_LARGE = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x20000, 0x33FFF))
+_SPACES = [*map(chr, (*range(0x09, 0x0E), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029))] + [
+    *"\u202f\u205f\u3000",
+    # Not white space to Unicode, but often taken for it.
+    *"\u180e\u200b\u200c\u2060\ufeff\u2800\u2581",
+]
+_KNOWN_SPECIALS = ["<s>", "</s>", "<unk>", "<pad>", "<|endoftext|>", "<|im_start|>", "[CLS]", "[MASK]", "<0x0A>"]
 
 
 def awkward_strings(special_tokens: Sequence[str]) -> list[str]:
-    """The texts, given the strings of the tokenizer's special tokens."""
-    return ["", *_scripts(), *_white_space(), *_words(), *EMOJI, *MARKS, *CODE, *_runs(), *_specials(special_tokens)]
+    """The texts, always the same for the same special tokens (of which those with long lists give some)."""
+    texts = ["", *map(chr, range(128))]
+    texts += _every_character()
+    texts += _disputed_characters()
+    texts += _ascii_pairs()
+    texts += _white_space()
+    texts += _contractions_and_case()
+    texts += _digits()
+    texts += _marks()
+    texts += _emoji_and_controls()
+    texts += _code()
+    texts += _special_strings([*special_tokens, *_KNOWN_SPECIALS])
+    texts += _long_runs()
+    return texts
 
 
-def _scripts() -> Iterator[str]:
-    """Each code point after and before a letter, and after a space."""
-    for first, last, step in RANGES:
-        characters = [chr(code) for code in range(first, last + 1, step)]
-        for start in range(0, len(characters), CHARACTERS_PER_STRING):
-            yield "".join(f"a{c} {c}" for c in characters[start : start + CHARACTERS_PER_STRING])
+def _every_character() -> Iterator[str]:
+    """All assigned characters but the disputed ones, and a sample of the large scripts."""
+    skipped = {code_point for first, last in _known_disputes() for code_point in range(first, last + 1)}
+    characters = [
+        character
+        for code_point in (*range(0x80, 0xD800), *range(0xE000, 0x34000), *range(0xE0000, 0xE0200), 0xF0000, 0x10FFFD)
+        if code_point not in skipped
+        and (character := chr(code_point))
+        and unicodedata.category(character) not in ("Cn", "Co")
+        and (code_point % 97 == 0 or not any(first < code_point < last for first, last in _LARGE))
+    ]
+    for start in range(0, len(characters), 48):
+        yield "".join([f"a{character} {character}1" for character in characters[start : start + 48]])
+
+
+def _known_disputes() -> Sequence[tuple[int, int]]:
+    return disputed_ranges(True, exact=True)
+
+
+def _disputed_characters() -> Iterator[str]:
+    """Newly assigned characters: the first of each range, and some after it."""
+    for first, last in _known_disputes():
+        for code_point in range(first, min(last, first + 700) + 1, 37):
+            character = chr(code_point)
+            yield f"a{character}b {character}{character} 1{character}'s\u0301{character}\u0334"
+    # Unassigned, private, and code points that never will be characters.
+    yield from (f"a{character} {character}1" for character in "\u0378\ue000\ufdd0\uffff\U0001fffe\U000e0fff\U0010ffff")
+
+
+def _ascii_pairs() -> Iterator[str]:
+    """Every ASCII character before and after every other."""
+    for left in map(chr, range(128)):
+        yield "".join([left + chr(right) for right in range(128)])
 
 
 def _white_space() -> Iterator[str]:
-    for space in SPACES:
-        yield from (space, space * 2 + "a", f"a{space}b{space * 3}c", f" {space} {space}", f"{space}\n{space}1")
-    yield from (" " * n + "x" + "\n" * n for n in (1, 2, 3, 4, 7, 8, 16, 31, 100))
-    yield from ("\r\n\r\n a", "\n \n \n", "a \n", " a \r b \n\r c", "\t \t\ta", "   \n   x   \n")
+    for space in _SPACES:
+        yield from (f"a{space}b{space * 2}c{space * 5}1{space * 17}!{space}\n{space}\n\n{space}d", space, space * 3)
+        yield from (f"x {space}y{space} z\t{space}\t{space}.", f"{space}a", f"a{space}", f"a\n{space}", f"a{space}\r\n")
+    # How a text ends decides which branch of a pattern takes its last white space.
+    for length in range(1, 5):
+        for ends in product(("\n", "\r", " ", "\t"), repeat=length):
+            yield "a" + "".join(ends)
+    for length in range(2, 5):
+        yield "".join(["b" + "".join(ends) for ends in product(("\n", "\r\n", " ", "\u3000"), repeat=length)])
+    for step in (1, 3, 4, 8):
+        yield "\n".join([" " * (step * depth) + "if x:" + "\t" * (depth % 5) for depth in range(40)])
+        yield "\r\n".join(["\t" * depth + " " * step + "}" for depth in range(20)])
 
 
-def _words() -> Iterator[str]:
-    for contraction in CONTRACTIONS:
-        yield from (f"I{contraction} {contraction.upper()}we{contraction.title()}", contraction * 3, f"ж{contraction}1")
-    yield from DIGITS
-    yield from (f"{a}{b}" for a in DIGITS for b in ("a", ".", " ", "日", "%"))
-    yield from ("HelloWorld helloWORLD McDonald iPhone ÉCOLE École ЖжЖ", "a_b-c/d.e,f;g:h!i?j", "...!!!???---___", "«„“”‘’»—…•")
+def _contractions_and_case() -> Iterator[str]:
+    # U+017F folds to s and U+212A to k: patterns that ignore case see them as contractions, or not.
+    endings = ["s", "t", "m", "d", "re", "ve", "ll", "S", "T", "M", "D", "RE", "Ve", "lL", "\u017f", "\u212a", "x", "l"]
+    for mark, ending in product("'\u2019`\u02bc", endings):
+        befores = ["", "a", "Z", "1", " ", "\n", "!", "\u00e9", "\u4e2d", "don"]
+        afters = ["", "a", "S", " ", "1", "'", "\u0301"]
+        yield "".join([before + mark + ending + after for before, after in product(befores, afters)])
+        yield mark + ending
+    words = [
+        "camelCaseHTTPServer",
+        "ABCdefGHI",
+        "iPhone",
+        "McDonald",
+        "x1Y2z3",
+        "\u01c5a\u01c6A\u01c4",
+        "\u00dfa\u1e9eB",
+    ]
+    words += [
+        "\u10d0\u1c90\u10d1",
+        "\u13a0\uab70\u13f8",
+        "\u0130I\u0131i",
+        "\u03a3\u03c3\u03c2A",
+        "aBcDe\u02b0F\u05d0G",
+    ]
+    yield " ".join(words) + "".join(words)
+    for first, second, third in product(["a", "B", "\u05d0", "\u02b0", "\u0301", "1", "!", " "], repeat=3):
+        yield first + second + third + "Cd" + third + second + first
 
 
-def _runs() -> Iterator[str]:
-    for piece in ("a", " ", "\n", "0", "!", "ab", "日", "é", "😀", "a ", "\u0301", "\u200d", "<|", "\0"):
-        yield from (piece * n for n in (2, 5, 50, 1000))
+def _digits() -> Iterator[str]:
+    zeros = [zero for zero in range(0x110000) if unicodedata.decimal(chr(zero), None) == 0]
+    for length in range(1, 12):
+        yield " ".join(["".join(chr(zero + (i * 7 + 3) % 10) for i in range(length)) for zero in zeros[:24]])
+    yield "".join([f"1{chr(zero + 5)}23{chr(zero)}{chr(zero)}456" for zero in zeros])
+    yield "3.14159 1,234,567.89 1e-10 0xDEADBEEF 1_000 12:34:56 2024-02-29 +1 (555) 010-9999 $5 50% 1/2 7th 2nd 10\u00b2"
+    yield "\u2160\u2163\u216b\u2180 \u00bd\u2154 \u00b2\u00b3\u2074 \u2460\u24ff \u3007\u4e00\u5341 \u1d7d8 \U0001d7d81\U0001d7ff"
 
 
-def _specials(tokens: Sequence[str]) -> Iterator[str]:
-    shown = [*tokens[:64], "<|endoftext|>", "<s>", "</s>", "<unk>", "<pad>", "[INST]", "<|im_start|>", "<0x0A>", "▁", "▁▁a", "##ing"]
-    for token in shown:
-        yield from (token, f"a{token}b", f" {token} ", token * 2, token[:-1], token[1:], f"{token}\n{token.upper()}")
+def _marks() -> Iterator[str]:
+    """What normalization moves: decomposed letters, marks in any order and number, Hangul in parts."""
+    composed = [
+        character
+        for character in map(chr, (*range(0xC0, 0x3400), *range(0xF900, 0xFB50), *range(0x11000, 0x12000)))
+        if unicodedata.normalize("NFD", character) != character
+    ]
+    for start in range(0, len(composed), 40):
+        group = composed[start : start + 40]
+        yield " ".join([unicodedata.normalize("NFD", character) + "x" for character in group])
+        yield "".join([character + "\u0323\u0301" for character in group[::4]])
+    marks = "\u0334\u0327\u0323\u0345\u0301\u0308\u0338\u05b0\u064b\u0e38\u0f71\u302a\u3099\u20d0\u1dca\ufe20"
+    yield from (
+        f"e{first}{second}{third} {third}o{first}"
+        for first, second, third in islice(product(marks, repeat=3), 0, None, 29)
+    )
+    yield from (mark for mark in marks)
+    yield from (marks, "a" + marks * 4, "\u0301" * 70 + "\u0323" * 40 + "a", "\n\u0301a\u0301\n\u0301")
+    yield "\u1112\u1161\u11ab\u1100\u1173\u11af \uac00\u11a8 \u1100\uac00 \u1161\u11a7\uac00\u11a7 \uac00\u11a7 \u3131\u314f"
+    yield "\u212a\u212b\u2126\u037e\u1fef\u0340\u0374\u0387\u2000\u2329 \ufb01\u01c4\u00b5 <\u0338 >\u0338 =\u0338 ;\u0301"
+
+
+def _emoji_and_controls() -> Iterator[str]:
+    people = "\U0001f468\U0001f469\U0001f466\U0001f9d1"
+    yield (
+        "\u200d".join(people) + " " + "".join(f"{person}{chr(0x1F3FB + i % 5)}" for i, person in enumerate(people * 3))
+    )
+    yield (
+        "".join(chr(0x1F1E6 + (i * 5) % 26) for i in range(53))
+        + " \U0001f3f4"
+        + "".join(map(chr, range(0xE0061, 0xE0080)))
+    )
+    yield "".join(f"{key}\ufe0f\u20e3 " for key in "0123456789*#") + "\u2764\ufe0f\u2764\ufe0e\u2764 \U0001f44d" * 3
+    yield "\U0001f600a\U0001f6001\U0001f600!\U0001f600\n\U0001f600'\U0001f600\u200d\u2642\ufe0f"
+    yield "a\u200db \u200d\u200dc\u200c \u0915\u094d\u200d\u0937 \u0633\u200c\u0644\u0627\u0645"
+    yield "\u202babc\u202c \u05e9\u05dc\u05d5\u05dd 123 \u0645\u0631\u062d\u0628\u0627 \u2067x\u2069\u200f!\u200e? \u061c1\u066b5"
+    yield from ("\ufeffa", "a\ufeffb\ufeff", "\ufeff \ufeff\n", "\x00", "a\x00b\x00\x00 \x00", "\x00" * 50 + "end")
+    yield "".join(f"a{chr(control)} {chr(control)}1" for control in (*range(32), *range(0x7F, 0xA0)))
+    yield "\u2581a \u2581\u2581 b\u2581\u2581\u2581c \u2581 d\u2581 \u2581"
+    yield from ("\u2581", "\u2581 ", " \u2581", "\u2581\u2581\u2581", " a", "  a", "a ", "a  ", "\u2581a", "a\u2581")
+    yield "".join(map(chr, range(0x4E00, 0x9FFF, 61))) + "\u3002" + "".join(map(chr, range(0xAC00, 0xD7A3, 83)))
+    yield "\u3053\u3093\u306b\u3061\u306f\u4e16\u754c\u30ab\u30bf\u30ab\u30ca\uff11\uff12\u5e74A\u4e2d1\u56fd\u3000\u300c\u9f98\u9fa5\u9fa6\u300d"
+
+
+def _code() -> Iterator[str]:
+    yield "def f(x: int = 0) -> list[str]:\n    return [f'{i:>{x}}' for i in range(x) if i % 2 != 0]  # done\n\n\n"
+    yield '#include <stdio.h>\n\tint main(void) {\r\n\t\tprintf("%s\\n", "a\\\\b");\r\n\t}\n/*** x ***/ a->b++ <<= 2; x ^= ~y;'
+    yield "<div class=\"a-b_c\" id='x'>&nbsp;&#x27;</div><!-- -->\n\n<br/>https://example.org/a?b=c&d=%20#e\n"
+    yield "SELECT * FROM t WHERE a<>'it''s' AND b IN (1,2,3);--\n$ ls -la ~/*.txt | grep -v '^#' > /dev/null 2>&1\n"
+    yield '{"k": [1.5e3, null, true, "\\u00e9\\n"]}\n# T\n\n- [ ] *a* **b** `c` ~~d~~\n\n| a | b |\n|---|:-:|\n```py\nx\n```\n'
+    yield "\\frac{a_{1}^{2}}{\\sqrt{b}} $x\\in\\mathbb{R}$ @@ -1,2 +3,4 @@ +++ --- === ///// ;;;; ((([[[{{{}}}]]]))) \\\\\\n"
+
+
+def _special_strings(tokens: Sequence[str]) -> Iterator[str]:
+    """Special tokens alone, embedded, repeated, broken and nested."""
+    for token in tokens[:64]:
+        yield from (
+            token,
+            f"a{token}b",
+            f" {token} ",
+            f"{token}{token} {token}\n{token}",
+            f"{token}\u0301",
+            f"1{token}1",
+        )
+        yield f"\u00e9{token}\u4e2d \u200b{token}\n\n{token}'s " + token.upper() + " " + token.replace("|", " | ")
+    for token in tokens[:16]:
+        middle = len(token) // 2
+        yield from (
+            token[:-1],
+            token[1:],
+            token[:middle] + token + token[middle:],
+            token[:middle] + "\n" + token[middle:],
+        )
+        yield " ".join(token[:stop] for stop in range(1, len(token))) + token + token[::-1]
+    for start in range(64, len(tokens), 64):
+        yield " ".join(tokens[start : start + 64])
+    yield "".join(tokens[:256])
+
+
+def _long_runs() -> Iterator[str]:
+    for unit in (
+        "a",
+        "Z",
+        "1",
+        " ",
+        "\n",
+        "\t",
+        "\r\n",
+        "!",
+        "=",
+        "-",
+        "_",
+        "ab",
+        " a",
+        "\u00e9",
+        "\u4e2d",
+        "\u2581",
+        "'s",
+    ):
+        yield unit * 700
+        yield "x" + unit * 65 + "y"
+    yield "\U0001f44d" * 300 + "e\u0301" * 300 + "\u0e01\u0e33" * 200
+    yield "".join(chr(97 + (i * i) % 26) for i in range(4000))
+    yield " ".join("".join(chr(97 + (i * j) % 26) for j in range(1, i % 17 + 2)) for i in range(400))

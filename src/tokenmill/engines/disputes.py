@@ -244,7 +244,8 @@ def _can_follow(ranges: Ranges, prefix: bytes, heads: list[bytes]) -> npt.NDArra
     high = low | np.array([(1 << 6 * max(missing - len(head), 0)) - 1 for head in heads], np.int64)
     starts, stops = np.array(ranges, np.int64).T
     nearest = np.searchsorted(starts, high, side="right") - 1
-    return (nearest >= 0) & (stops[nearest] >= low)
+    fits: npt.NDArray[np.bool_] = (nearest >= 0) & (stops[nearest] >= low)
+    return fits
 
 
 def _bits(spelling: bytes) -> int:

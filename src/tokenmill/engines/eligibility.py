@@ -45,7 +45,8 @@ SCHEMES: Mapping[str, tuple[str, ...]] = {
         rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",
     ),
     "o200k": (
-        rf"{_CASED[0]}{_CONTRACTIONS}?|{_CASED[1]}{_CONTRACTIONS}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
+        rf"{_CASED[0]}{_CONTRACTIONS}?|{_CASED[1]}{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
     ),
     "nemotron": (rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",),
     "deepseek": (
@@ -65,18 +66,35 @@ _SAME_AS = {
 }
 """Patterns that match exactly what a scheme's does, with the spelling that the engine has to be given."""
 
-_CONFIG_KEYS = {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer"} | {
-    "post_processor",
-    "decoder",
-    "model",
-}
-_MODEL_KEYS = {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk"} | {
-    "byte_fallback",
-    "ignore_merges",
-    "vocab",
-    "merges",
-}
-_TOKEN_KEYS = {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
+_CONFIG_KEYS = frozenset(
+    [
+        "version",
+        "truncation",
+        "padding",
+        "added_tokens",
+        "normalizer",
+        "pre_tokenizer",
+        "post_processor",
+        "decoder",
+        "model",
+    ]
+)
+_MODEL_KEYS = frozenset(
+    [
+        "type",
+        "dropout",
+        "unk_token",
+        "continuing_subword_prefix",
+        "end_of_word_suffix",
+        "fuse_unk",
+        "byte_fallback",
+        "ignore_merges",
+        "vocab",
+        "merges",
+    ]
+)
+_TOKEN_KEYS = frozenset(["id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"])
+_BYTE_LEVEL_KEYS = frozenset(["type", "add_prefix_space", "trim_offsets", "use_regex"])
 _MAX_ID = 1 << 24
 _BYTE_TOKEN = re.compile("<0x..>", re.DOTALL)
 _PREPEND = {"type": "Prepend", "prepend": "▁"}
@@ -246,7 +264,7 @@ def _check_split(pre_tokenizer: Config | None) -> None:
     if pre_tokenizer is None:
         raise _Refused("it has byte-level tokens but no pre_tokenizer")
     if pre_tokenizer["type"] == "ByteLevel":
-        _require_keys("its pre_tokenizer", pre_tokenizer, {"type", "add_prefix_space", "trim_offsets", "use_regex"})
+        _require_keys("its pre_tokenizer", pre_tokenizer, _BYTE_LEVEL_KEYS)
         if not pre_tokenizer.get("use_regex", True):
             raise _Refused("its ByteLevel pre_tokenizer does not split")
         return
@@ -259,7 +277,7 @@ def _check_split(pre_tokenizer: Config | None) -> None:
             raise _Refused(f"its pre_tokenizer has {step['type']} before ByteLevel")
     if last["type"] != "ByteLevel" or last.get("use_regex", True) or last["add_prefix_space"]:
         raise _Refused("its pre_tokenizer does not end in a ByteLevel that neither splits nor adds a space")
-    _require_keys("its pre_tokenizer", last, {"type", "add_prefix_space", "trim_offsets", "use_regex"})
+    _require_keys("its pre_tokenizer", last, _BYTE_LEVEL_KEYS)
     patterns = tuple(_pattern(_respell(step)) for step in splits)
     if patterns not in SCHEMES.values():
         raise _Refused(f"its split pattern is not one that is known to agree: {patterns}")
@@ -311,7 +329,9 @@ def _check_added_tokens(config: Config, parse_special: bool) -> None:
         _require_keys("its added token", token, _TOKEN_KEYS)
         # The reference ignores the id in the file and counts on from the vocabulary.
         if token["id"] != vocab.get(token["content"], next_id):
-            raise _Refused(f"its added token {token['content']!r} has the id {token['id']}, which the reference ignores")
+            raise _Refused(
+                f"its added token {token['content']!r} has the id {token['id']}, which the reference ignores"
+            )
         next_id = max(next_id, token["id"] + 1)
     if next_id > len(vocab) and max(vocab.values()) >= len(vocab):
         raise _Refused("its token ids have gaps, which added tokens may fall into")
@@ -369,4 +389,3 @@ def _overlaps(hiding: Iterable[str], hidden: Collection[str]) -> Iterator[tuple[
                     yield token, part
             if start and token[start:] in starts:
                 yield token, starts[token[start:]]
-

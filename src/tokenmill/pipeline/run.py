@@ -223,27 +223,26 @@ class _Attempt:
 
 def _introduce(display: Display, tokenizer: Tokenizer, job: Job, result: GateResult, budget: Budget) -> None:
     """The first screen: what will be written, so that a wrong EOS is seen in the first second."""
-    parity = result.parity
+    parity, policy, preview = result.parity, job.settings.policy, result.preview
+    names = {token: name for name, token in tokenizer.special_tokens.items()}
     display.say(f"tokenizer  {tokenizer.name} ({tokenizer.kind}), {tokenizer.vocab_size:,} tokens")
     if parity.num_mismatches == 0 and parity.num_documents:
-        display.say(
-            f"engine     {job.engine}: ids equal {parity.reference}'s on {parity.num_documents:,} of your documents "
-            f"({parity.num_bytes / 1e6:.1f} MB) and {parity.num_awkward:,} awkward strings"
-        )
+        display.say(f"engine     {job.engine}, with the same ids as {parity.reference} on {parity.num_documents:,} of your")
+        display.say(f"           documents ({parity.num_bytes / 1e6:.1f} MB) and {parity.num_awkward:,} awkward strings")
     else:
         display.say(f"engine     {job.engine}")
-    policy = job.settings.policy
-    display.say(
-        f"documents  BOS {_name(policy.bos_id)}, EOS {_name(policy.eos_id)}, special tokens {policy.special_tokens}"
-    )
-    if result.preview is not None:
-        display.say(f"for example {result.preview.text}")
-        display.say(f"  {result.preview.num_tokens:,} ids   {result.preview.ids}")
-    display.say(f"workers    {budget.num_workers}, {budget.memory_bytes / 1e9:.1f} GB of memory")
+    display.say(f"begin      {_name(policy.bos_id, names)}")
+    display.say(f"end        {_name(policy.eos_id, names)}")
+    display.say(f"specials   {policy.special_tokens} where a text has their strings")
+    if preview is not None:
+        display.say(f"example    {preview.text}")
+        display.say(f"           {preview.ids} ({preview.num_tokens:,} ids)")
+    workers = f"{budget.num_workers} worker{'s' if budget.num_workers > 1 else ''}"
+    display.say(f"resources  {workers}, {budget.memory_bytes / 1e9:.1f} GB of memory\n")
 
 
-def _name(token: int | None) -> str:
-    return "none" if token is None else str(token)
+def _name(token: int | None, names: dict[int, str]) -> str:
+    return "no token" if token is None else f"{names.get(token, '')} {token}".strip()
 
 
 def _outside(paths: list[Path], store: Path) -> list[Path]:
