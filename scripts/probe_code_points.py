@@ -237,7 +237,7 @@ def write(path: Path, lists: dict[str, set[int]]) -> None:
     for name, code_points in lists.items():
         ranges = merge_ranges((code_point, code_point) for code_point in code_points)
         items = ", ".join(f'"{a:X}"' if a == b else f'"{a:X}-{b:X}"' for a, b in ranges)
-        parts.append(f'"{name}": [\n{textwrap.indent(textwrap.fill(items, 110), "  ")}\n ]')
+        parts.append(f'"{name}": [\n{textwrap.indent(textwrap.fill(items, 110, break_on_hyphens=False), "  ")}\n ]')
         print(f"  {name}: {len(code_points):,} code points in {len(ranges)} ranges")
     path.write_text("{\n " + ",\n ".join(parts) + "\n}\n")
 

@@ -339,6 +339,9 @@ def main() -> None:
         _fail("stopped", 2, usage=False)
     except BrokenPipeError:
         sys.exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}", None, usage=False)
     except Exception as error:
         # typer raises click's exceptions, or those of its own copy of click: known by what they can do.
         if not hasattr(error, "exit_code"):

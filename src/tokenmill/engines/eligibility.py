@@ -66,33 +66,11 @@ _SAME_AS = {
 }
 """Patterns that match exactly what a scheme's does, with the spelling that the engine has to be given."""
 
-_CONFIG_KEYS = frozenset(
-    [
-        "version",
-        "truncation",
-        "padding",
-        "added_tokens",
-        "normalizer",
-        "pre_tokenizer",
-        "post_processor",
-        "decoder",
-        "model",
-    ]
-)
-_MODEL_KEYS = frozenset(
-    [
-        "type",
-        "dropout",
-        "unk_token",
-        "continuing_subword_prefix",
-        "end_of_word_suffix",
-        "fuse_unk",
-        "byte_fallback",
-        "ignore_merges",
-        "vocab",
-        "merges",
-    ]
-)
+_STAGES = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
+_CONFIG_KEYS = frozenset(["version", "truncation", "padding", "added_tokens", *_STAGES])
+_AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
+_FLAGS = ("dropout", "unk_token", "fuse_unk", "byte_fallback", "ignore_merges")
+_MODEL_KEYS = frozenset(["type", "vocab", "merges", *_AFFIXES, *_FLAGS])
 _TOKEN_KEYS = frozenset(["id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"])
 _BYTE_LEVEL_KEYS = frozenset(["type", "add_prefix_space", "trim_offsets", "use_regex"])
 _MAX_ID = 1 << 24
@@ -177,12 +155,12 @@ def _require_keys(what: str, found: Config, known: Collection[str]) -> None:
 
 def _check_model(model: Config) -> None:
     """What holds for any BPE model: nothing that changes how merges apply."""
-    _require_keys("its model", model, _MODEL_KEYS)
     if model.get("type", "BPE") != "BPE":
         raise _Refused(f"its model is {model['type']}, not BPE")
+    _require_keys("its model", model, _MODEL_KEYS)
     if model.get("dropout"):
         raise _Refused(f"its model has dropout {model['dropout']}")
-    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+    for key in _AFFIXES:
         if model.get(key):
             raise _Refused(f"its model has {key} {model[key]!r}")
     ids = set(model["vocab"].values())

@@ -146,7 +146,10 @@ def _from_file(path: Path, name: str | None = None) -> Tokenizer:
 
         return load_ranks(name, path.name, files)
     if path.suffix == ".json":
-        return _from_huggingface(name, path.name, files)
+        try:
+            return _from_huggingface(name, path.name, files)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise DataError(path.name, f"is not a tokenizer.json: {type(error).__name__} {error}") from None
     raise UsageError(f"--tokenizer {path}: expected a tokenizer.json, a .model or a .tiktoken file")
 
 

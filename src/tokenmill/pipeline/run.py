@@ -96,7 +96,10 @@ def run(request: Request, display: Display, started: LocalExecutor | None = None
         settings = request.settings(tokenizer, files)
         store = _prepare_directory(Path(request.out))
         lock = Lock(store)
-        lock.acquire()
+        try:
+            lock.acquire()
+        except OSError as error:
+            raise _in_words(error, store) from None
         try:
             standing = begin_or_resume(store, settings, files, tokenizer, overwrite=request.overwrite)
             if standing.manifest is not None:
@@ -191,14 +194,18 @@ class _Attempt:
     def _warm_job(self, job: Job) -> WarmJob:
         return WarmJob(job.store, job.engine, self._settings.policy.special_tokens, self._tokenizer.sha256)
 
-    def _hold_gate(self, job: Job) -> GateResult:
-        """Run the parity gate in a process of its own, whose memory goes with it."""
+    def _hold_gate(self, job: Job, *, again: bool = False) -> GateResult:
+        """Run the parity gate in a process of its own, whose memory goes with it; one that dies is tried once more."""
         worker = self._executor.launch("gate", SERVE, msgspec.msgpack.encode(job))
         worker.send(encode(RunGate()))
         while True:
             for event in self._executor.wait(1.0):
                 if isinstance(event, Death):
-                    raise TokenmillError(f"the parity gate {event.how}; run the same command again to continue")
+                    died = f"the parity gate (process {worker.pid}) {event.how}"
+                    if again:
+                        raise TokenmillError(f"{died}; run the same command again to continue")
+                    self._display.say(f"{died}; trying it again", style="yellow")
+                    return self._hold_gate(job, again=True)
                 message = decode_from_worker(event.data)
                 if isinstance(message, Failed):
                     raise message.to_error()

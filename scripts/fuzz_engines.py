@@ -1,0 +1,288 @@
+"""Compare the fast engine with the reference on many strings, tokenizer by tokenizer.
+
+    python scripts/fuzz_engines.py ../shared/data/tokenizers/* --corpus ../shared/data/*.jsonl.zst
+
+The engine is loaded as tokenmill loads it, and documents that its filter hands to the reference are
+left out of the comparison. Strings are random Unicode, awkward fragments, pieces of the vocabulary,
+mutated text and special-token strings. Prints a tally per tokenizer; exits 1 on any mismatch, or when
+the filter misses a document. Tokenizers that are not eligible are named and skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import random
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gigatoken
+import numpy as np
+import zstandard
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+
+from tokenmill.engines.awkward import awkward_strings
+from tokenmill.engines.disputes import DisputeFilter
+from tokenmill.engines.eligibility import disputed_ranges_of, engine_config, model_config, refuses, refuses_model
+
+BATCH = 2000
+FRAGMENTS = [
+    *("'s", "'S", "'ll", "'LL", "'re", "'Ve", "'t", "  ", "   ", "\n", "\r\n", "\n\n", "\t", " ", "a", " the", "The"),
+    *(
+        "1",
+        "123",
+        "1234",
+        "!",
+        "...",
+        "?!",
+        "-",
+        "/",
+        "\u0301",
+        "\u0308",
+        "\u0323",
+        "\u200d",
+        "\ufeff",
+        "\x00",
+        "\u00a0",
+    ),
+    *(
+        "\u2003",
+        "\u3000",
+        "\u2028",
+        "\x85",
+        "\u2581",
+        "\u2581\u2581",
+        "<s>",
+        "</s>",
+        "<unk>",
+        "<|endoftext|>",
+        "<0x0A>",
+    ),
+    *(
+        "\u00e9",
+        "e\u0301",
+        "\u017f",
+        "\u212a",
+        "\u0130",
+        "\u00df",
+        "\u4e2d\u6587",
+        "\u30ab",
+        "\ud55c\uad6d",
+        "\u1112\u1161\u11ab",
+    ),
+    *(
+        "\U0001f600",
+        "\U0001f469\u200d\U0001f467",
+        "\U0001f1e9\U0001f1ea",
+        "x" * 40,
+        "ab" * 30,
+        "\u0915\u094d\u0937",
+        "\u05e9\u05dc",
+    ),
+]
+CHARACTERS = [chr(c) for c in range(0x34000) if not 0xD800 <= c < 0xE000]
+ASSIGNED = [c for c in CHARACTERS if unicodedata.category(c) not in ("Cn", "Co")]
+COMMON = [c for c in ASSIGNED if c < "\u3000"]
+REMOTE = [*map(chr, range(0xE0000, 0xE0200)), *map(chr, range(0x34000, 0x110000, 997))]
+
+
+@dataclass
+class Side:
+    """One tokenizer, loaded into both libraries."""
+
+    reference: Callable[[list[str]], list[list[int]]]
+    engine: Any
+    disputes: DisputeFilter
+    specials: list[str]
+
+
+@dataclass
+class Tally:
+    """What came of the comparison."""
+
+    num_texts: int = 0
+    num_bytes: int = 0
+    num_tokens: int = 0
+    num_flagged: int = 0
+    num_rerouted: int = 0
+    missed: list[str] = field(default_factory=list)
+    mismatched: list[str] = field(default_factory=list)
+
+
+def load(path: Path, *, parse_special: bool) -> Side | str:
+    """Both sides of the tokenizer at `path`, or why the engine may not be used for it."""
+    if path.is_dir():
+        names = ("tokenizer.json", "tokenizer.json.zst", "tokenizer.model")
+        path = next(path / name for name in names if (path / name).exists())
+    data = path.read_bytes()
+    if path.suffix == ".zst":
+        data = zstandard.ZstdDecompressor().stream_reader(data).read()
+    return load_model(data) if path.suffix == ".model" else load_json(data, parse_special=parse_special)
+
+
+def load_json(data: bytes, *, parse_special: bool) -> Side | str:
+    import tokenizers
+
+    config = json.loads(data)
+    if reason := refuses(config, parse_special=parse_special):
+        return reason
+    reference = tokenizers.Tokenizer.from_str(data.decode())
+    reference.no_truncation()
+    reference.no_padding()
+    reference.encode_special_tokens = not parse_special
+    engine = gigatoken.Tokenizer.from_json(json.dumps(engine_config(config, parse_special=parse_special)))
+    specials = [token["content"] for token in config["added_tokens"]]
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in reference.encode_batch_fast(texts, add_special_tokens=False)]
+
+    return Side(encode, engine, DisputeFilter(disputed_ranges_of(config), engine.vocab), specials)
+
+
+def load_model(data: bytes) -> Side | str:
+    import sentencepiece
+
+    if reason := refuses_model(data):
+        return reason
+    processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+    engine = gigatoken.Tokenizer.from_json(json.dumps(model_config(data)))
+    specials = [processor.id_to_piece(i) for i in range(processor.vocab_size()) if processor.is_control(i)]
+    return Side(processor.encode, engine, DisputeFilter((), engine.vocab), specials)
+
+
+def compare(side: Side, texts: list[str], tally: Tally) -> None:
+    """Encode a batch on both sides and add what comes of it to the tally."""
+    encoded = side.engine.encode_batch(texts, parallel=False)
+    ids, offsets = np.asarray(encoded.layout.content.data), np.asarray(encoded.layout.offsets.data)
+    flagged = set(side.disputes.flag(ids, offsets).tolist())
+    disputed = {i for i, text in enumerate(texts) if side.disputes.confirms(text)}
+    tally.missed += [texts[i] for i in disputed - flagged]
+    expected = side.reference(texts)
+    for i, text in enumerate(texts):
+        if i not in disputed and ids[offsets[i] : offsets[i + 1]].tolist() != expected[i]:
+            tally.mismatched.append(text)
+    tally.num_texts += len(texts)
+    tally.num_bytes += sum(len(text.encode()) for text in texts)
+    tally.num_tokens += len(ids)
+    tally.num_flagged += len(flagged)
+    tally.num_rerouted += len(disputed)
+
+
+class Strings:
+    """An endless supply of random strings."""
+
+    def __init__(self, side: Side, texts: list[str], seed: int) -> None:
+        self._random = random.Random(seed)
+        self._texts = [text for text in texts if text]
+        self._specials = side.specials[:64] or ["<s>"]
+        self._pieces: list[str] = [
+            piece.decode(errors="ignore").replace("\u2581", " ") for piece in side.engine.vocab.values()
+        ]
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        choose = self._random.choice
+        return "".join([choose(self._makers)(self) for _ in range(choose([1, 1, 2, 3, 5, 8, 20, 60]))])
+
+    def _fragment(self) -> str:
+        return self._random.choice(FRAGMENTS) * self._random.choice([1, 1, 1, 2, 3])
+
+    def _character(self) -> str:
+        kind = self._random.choices([COMMON, ASSIGNED, CHARACTERS, REMOTE], [12, 6, 3, 1])[0]
+        return self._random.choice(kind) * self._random.choice([1, 1, 2])
+
+    def _ascii(self) -> str:
+        return chr(self._random.randrange(128))
+
+    def _excerpt(self) -> str:
+        text = self._random.choice(self._texts)
+        start = self._random.randrange(len(text))
+        excerpt = text[start : start + self._random.choice([1, 3, 10, 40])]
+        match self._random.randrange(5):
+            case 0:
+                return excerpt.swapcase()
+            case 1:
+                return unicodedata.normalize("NFD", excerpt)
+            case 2:
+                return excerpt[::-1]
+            case _:
+                return excerpt
+
+    def _special(self) -> str:
+        token = self._random.choice(self._specials)
+        return self._random.choice([token, token, token[: self._random.randrange(len(token) + 1)], token[1:]])
+
+    def _vocabulary(self) -> str:
+        """Pieces side by side and in runs, where merges compete."""
+        left, right = self._random.choices(self._pieces, k=2)
+        kinds = [left + right, left * self._random.randrange(1, 9) + right, (left + right) * 3]
+        return kinds[self._random.randrange(3)]
+
+    _makers: tuple[Callable[[Any], str], ...] = (
+        *(_fragment, _fragment, _character, _ascii, _excerpt, _excerpt, _special, _vocabulary, _vocabulary),
+    )
+
+
+def read_corpora(paths: list[Path]) -> list[str]:
+    texts = []
+    for path in paths:
+        data = path.read_bytes()
+        if path.suffix == ".zst":
+            data = zstandard.ZstdDecompressor().stream_reader(data).read()
+        for line in io.StringIO(data.decode(), newline="\n"):
+            record = json.loads(line)
+            parts = [message["content"] for message in record.get("messages", ())]
+            parts += [record[key] for key in ("text", "prompt", "response") if key in record]
+            texts += parts
+    return texts
+
+
+def fuzz(path: Path, corpus: list[str], arguments: argparse.Namespace) -> bool:
+    """Run one tokenizer and print a line; whether nothing was found."""
+    start = time.perf_counter()
+    side = load(path, parse_special=arguments.parse_special)
+    if isinstance(side, str):
+        print(f"{path.name:16} not eligible: {side}", flush=True)
+        return True
+    tally = Tally()
+    awkward = awkward_strings(side.specials)
+    strings = Strings(side, corpus or awkward, arguments.seed)
+    texts = [*awkward, *corpus, *(next(strings) for _ in range(arguments.strings))]
+    for i in range(0, len(texts), BATCH):
+        compare(side, texts[i : i + BATCH], tally)
+    seconds = time.perf_counter() - start
+    print(
+        f"{path.name:16} {tally.num_texts:,} texts, {tally.num_bytes / 1e6:.1f} MB, {tally.num_tokens:,} tokens, "
+        f"{len(side.disputes.suspects)} suspects, {tally.num_flagged:,} flagged, {tally.num_rerouted:,} to the "
+        f"reference, {len(tally.missed)} missed, {len(tally.mismatched)} MISMATCHES, {seconds:.0f} s",
+        flush=True,
+    )
+    for text in sorted(tally.mismatched + tally.missed, key=len)[:5]:
+        print(f"    {text[:100]!r}", flush=True)
+    return not tally.mismatched and not tally.missed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("tokenizers", nargs="+", type=Path, help="directories, tokenizer.json or .model files")
+    parser.add_argument("--strings", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--corpus", nargs="*", type=Path, default=[], help="JSONL, packed with zstd or not")
+    parser.add_argument("--parse-special", action="store_true", help="special-token strings become their ids")
+    arguments = parser.parse_args()
+    corpus = read_corpora(arguments.corpus)
+    results = [fuzz(path, corpus, arguments) for path in arguments.tokenizers]
+    sys.exit(0 if all(results) else 1)
+
+
+if __name__ == "__main__":
+    main()
