@@ -37,7 +37,7 @@ def test_every_assigned_character_occurs_beside_a_letter_and_beside_a_space(text
                 beside_letter.add(character)
             if " " in (before, after):
                 beside_space.add(character)
-    disputed = DisputeFilter(disputed_ranges(True, exact=True), {})
+    disputed = DisputeFilter(disputed_ranges(True), {})
     expected = {chr(c) for c in range(0x110000) if is_alphabetic(c) and not disputed.confirms(chr(c))}
     assert len(expected) > 30_000
     assert expected <= beside_letter
@@ -95,7 +95,7 @@ def test_the_set_is_the_same_each_time_and_quick(texts: list[str]) -> None:
     start = time.perf_counter()
     assert awkward_strings(SPECIALS) == texts
     assert time.perf_counter() - start < 2
-    assert 300_000 < sum(len(text.encode()) for text in texts) < 500_000
+    assert 300_000 < sum(len(text.encode()) for text in texts) < 600_000
 
 
 def test_tokenizers_with_thousands_of_special_tokens_do_not_blow_it_up(texts: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import unicodedata
 from importlib import metadata
 from itertools import pairwise
@@ -214,6 +215,7 @@ def test_other_library_versions_get_the_cautious_list(monkeypatch: pytest.Monkey
         versions_match.cache_clear()
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Unicode 13, the list is made with 14")
 def test_the_cautious_list_has_everything_that_is_not_assigned() -> None:
     unassigned = [c for c in range(0x30000) if unicodedata.category(chr(c)) == "Cn"]
     confirms = DisputeFilter(LISTS["cautious"], {}).confirms

@@ -1,10 +1,10 @@
 """Texts that tokenizers get wrong, for the parity gate that runs before every job.
 
 A user's own sample shows what is common in it; this shows what is rare anywhere: every assigned
-character of every alphabet after a letter, after a space and before a digit, all ways to end a line, marks in
-any order, special-token strings whole and broken. Half a megabyte, generated from ranges, the same
-each time. Disputed code points get texts of their own, because the reference encodes those and
-nothing around them would be tested.
+character of every alphabet beside a letter and beside a space, all ways to end a text, marks in any
+order, special-token strings whole and broken. Some 450 kB, generated from ranges, the same each
+time. Disputed code points get texts of their own, because the reference encodes those and nothing
+around them would be tested.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenmill.engines.disputes import disputed_ranges
 __all__ = ["awkward_strings"]
 
 # Planes and blocks that hold characters. Of CJK and Hangul, whose tens of thousands are all alike, and
-# of the private areas it takes every 97th.
+# of the private areas, it takes a sample.
 _BLOCKS = (
     *(range(0x80, 0x3400), range(0x4DC0, 0x4E00), range(0xA000, 0xAC00), range(0xD7B0, 0xD800)),
     *(range(0xF900, 0x1FC00), range(0xE0000, 0xE0200)),
@@ -37,7 +37,7 @@ _KNOWN_SPECIALS = ["<s>", "</s>", "<unk>", "<pad>", "<|endoftext|>", "<|im_start
 
 
 def awkward_strings(special_tokens: Sequence[str]) -> list[str]:
-    """The texts, always the same for the same special tokens (of which those with long lists give some)."""
+    """The texts, always the same for the same special tokens; of very many only the first are broken up."""
     texts = ["", *map(chr, range(128))]
     texts += _every_character()
     texts += _disputed_characters()
@@ -63,18 +63,14 @@ def _every_character() -> Iterator[str]:
 
 @lru_cache(maxsize=1)
 def _undisputed() -> list[str]:
-    skipped = {code_point for first, last in _known_disputes() for code_point in range(first, last + 1)}
+    skipped = {code_point for first, last in disputed_ranges(True) for code_point in range(first, last + 1)}
     candidates = map(chr, (code_point for block in (*_BLOCKS, *_SAMPLED) for code_point in block))
     return [c for c in candidates if unicodedata.category(c) != "Cn" and ord(c) not in skipped]
 
 
-def _known_disputes() -> Sequence[tuple[int, int]]:
-    return disputed_ranges(True, exact=True)
-
-
 def _disputed_characters() -> Iterator[str]:
     """Newly assigned characters: the first of each range, and some after it."""
-    for first, last in _known_disputes():
+    for first, last in disputed_ranges(True, exact=True):
         for code_point in range(first, min(last, first + 700) + 1, 37):
             character = chr(code_point)
             yield f"a{character}b {character}{character} 1{character}'s\u0301{character}\u0334"

@@ -70,8 +70,8 @@ def disputed_ranges(
     `letters_only` is for patterns that know no finer classes than `\\p{L}`, `\\p{N}` and `\\s`. With other
     library versions than the measured ones (`exact=False`; by default `versions_match` decides) the
     answer is a superset: everything that is not assigned in Unicode 14, and every code point that
-    the measured versions disagree about, because whatever tables those libraries carry are at
-    least that new.
+    the measured versions disagree about. The tables of `tokenizers` 0.21, the oldest that is allowed,
+    are those of Unicode 14, and code points hardly ever change class once they are assigned.
     """
     table = _table()
     if exact is None:
@@ -109,7 +109,7 @@ class DisputeFilter:
     can be missed. Any other byte of the character would do as well, but first bytes are the most
     telling: GPT-2 has 3 suspects, and 13 to 99 for the second to fourth byte. A token that ends inside
     a character says little ("\\xea" starts every Hangul syllable), so the bytes with which the next
-    token begins must fit too: that leaves 0 of 4,933 multilingual documents instead of 8%.
+    token begins must fit too: of 4,933 multilingual documents that leaves 24 instead of 411.
     """
 
     suspects: npt.NDArray[np.uint32]

@@ -43,7 +43,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     seed: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
     limit: Annotated[int, Meta(ge=1, lt=1 << 62)] | None = None
     task_bytes: str | int | None = None
-    workers: int | Literal["auto"] = "auto"
+    workers: Annotated[int, Meta(ge=1)] | Literal["auto"] = "auto"
     memory: str | int = "auto"
     batch_size: Annotated[int, Meta(ge=1)] | None = None
     engine: str = "auto"

@@ -94,6 +94,7 @@ def run(request: Request, display: Display, started: LocalExecutor | None = None
         request.policy(tokenizer)
         files = inspect_inputs(paths, request.format, request.reading())
         settings = request.settings(tokenizer, files)
+        budget = make_budget(request, len(tokenizer.files[tokenizer.main_file]))
         store = _prepare_directory(Path(request.out))
         lock = Lock(store)
         try:
@@ -107,7 +108,7 @@ def run(request: Request, display: Display, started: LocalExecutor | None = None
             for note in (*standing.notes, *([choice.note] if choice.note else [])):
                 display.say(note, style="yellow")
             attempt = _Attempt(request, display, executor, tokenizer, choice, files, settings, standing)
-            return attempt.carry_out()
+            return attempt.carry_out(budget)
         except (OSError, _Signal) as error:
             raise _in_words(error, store) from None
         finally:
@@ -139,8 +140,7 @@ class _Attempt:
         self._store = Path(request.out)
         self._journal = Journal(self._store)
 
-    def carry_out(self) -> Outcome:
-        budget = make_budget(self._request, len(self._tokenizer.files[self._tokenizer.main_file]))
+    def carry_out(self, budget: Budget) -> Outcome:
         job = self._job(self._choice.engine, budget)
         self._executor.warm(f"{WORKER}:warm", msgspec.json.encode(self._warm_job(job)))
         plan = make_plan(self._files, self._settings)

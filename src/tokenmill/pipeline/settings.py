@@ -14,6 +14,7 @@ import msgspec
 
 from tokenmill.errors import UsageError
 from tokenmill.readers.base import ReadOptions
+from tokenmill.readers.fields import split_key
 
 __all__ = ["RunOptions", "Settings", "TokenPolicy"]
 
@@ -72,6 +73,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"--max-document-bytes {self.reading.max_document_bytes} must be positive")
         if self.reading.separator == "":
             raise UsageError("--separator is empty; pass the string that stands between two documents")
+        for key in (self.reading.text_key, *self.reading.keep_keys):
+            split_key(key)
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,276 @@
+"""The command line: every mistake is a sentence, results and progress go where they belong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenmill as tm
+from tests.running import command, jsonl, sentence, texts_of, tokenmill, wait_for
+
+COMMANDS = ("tokenize", "status", "inspect", "verify", "train-tokenizer", "demo")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with one input and files that are no good."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "a.jsonl").write_bytes(jsonl(["one", "two"]))
+    (folder / "empty").mkdir()
+    (folder / "list.yaml").write_text("- tokenizer\n")
+    (folder / "broken.yaml").write_text("tokenizer: [bytes\n")
+    (folder / "unknown.yaml").write_text("tokenizer: bytes\ntemperature: 3\n")
+    (folder / "number.yaml").write_text("tokenizer: bytes\n3: 4\n")
+    (folder / "type.yaml").write_text("tokenizer: bytes\nlimit: many\n")
+    (folder / "latin.yaml").write_bytes(b"tokenizer: \xe9\xff\n")
+    return folder
+
+
+BASE = "a.jsonl -o out --tokenizer bytes"
+MISTAKES = [
+    (f"{BASE} --memmory 3GB", 2, "--memmory"),
+    (f"{BASE} --limit many", 2, "--limit"),
+    (f"{BASE} --limit 0", 2, "--limit: Expected `int` >= 1"),
+    (f"{BASE} --workers 0", 2, "--workers"),
+    (f"{BASE} --workers two", 2, "--workers 'two' is neither a number nor auto"),
+    (f"{BASE} --memory much", 2, "--memory 'much' is not a size; write it like 1GB"),
+    (f"{BASE} --task-bytes -5", 2, "--task-bytes '-5' is not a size"),
+    (f"{BASE} --task-bytes 0", 2, "--task-bytes 0 must be positive"),
+    (f"{BASE} --max-document-bytes 99999999TB", 2, "--max-document-bytes 99999999TB"),
+    (f"{BASE} --batch-size 0", 2, "--batch-size"),
+    (f"{BASE} --max-errors -1", 2, "--max-errors"),
+    (f"{BASE} --seed -1", 2, "--seed"),
+    (f"{BASE} --val-fraction 1", 2, "--val-fraction 1.0 must be at least 0 and below 1"),
+    (f"{BASE} --val-fraction nan", 2, "--val-fraction nan"),
+    (f"{BASE} --on-error maybe", 2, "--on-error: Invalid enum value 'maybe'; expected one of fail, skip"),
+    (f"{BASE} --special-tokens maybe", 2, "expected one of as-text, parse, error"),
+    (f"{BASE} --format xml", 2, "expected one of auto, jsonl, json, parquet, text"),
+    (f"{BASE} --engine warp", 2, "--engine warp is not one of auto, gigatoken"),
+    (f"{BASE} --separator x --whole-files", 2, "--separator and --whole-files exclude each other"),
+    (f"{BASE} --whole-files", 1, "--whole-files is for plain text, and this is jsonl"),
+    (f"{BASE} --eos-token <nope>", 2, "--eos-token '<nope>' is not a token of bytes"),
+    (f"{BASE} --text-key a..b", 2, "'a..b' is not a field"),
+    (f"{BASE} b.jsonl", 2, "input b.jsonl does not exist"),
+    (f"{BASE} a.jsonl", 2, "input a.jsonl is named twice"),
+    (f"{BASE} empty", 2, "directory empty holds no files"),
+    (f"{BASE} x*.jsonl", 2, "no file matches x*.jsonl"),
+    (f"{BASE} @lists.txt", 2, "list of inputs lists.txt cannot be read"),
+    ("-o out --tokenizer bytes", 2, "INPUT is missing"),
+    ("a.jsonl --tokenizer bytes", 2, "-o OUT is missing"),
+    ("a.jsonl -o out", 2, "--tokenizer SPEC is missing"),
+    ("a.jsonl -o out --tokenizer ./nowhere", 2, "--tokenizer ./nowhere: no such file or directory"),
+    ("a.jsonl -o out --tokenizer empty", 2, "empty has no tokenizer.json"),
+    ("a.jsonl -o out --tokenizer no-one/nothing", 2, "--tokenizer no-one/nothing is not a local path"),
+    ("a.jsonl -o out --tokenizer tiktoken:nope", 2, "tiktoken has no such encoding"),
+    ("a.jsonl -o out --config none.yaml", 2, "--config none.yaml cannot be read"),
+    ("a.jsonl -o out --config list.yaml", 2, "--config list.yaml must be a mapping"),
+    ("a.jsonl -o out --config broken.yaml", 2, "--config broken.yaml is not valid YAML"),
+    ("a.jsonl -o out --config latin.yaml", 2, "--config latin.yaml is not valid YAML"),
+    ("a.jsonl -o out --config unknown.yaml", 2, "--temperature is not a flag of tokenize"),
+    ("a.jsonl -o out --config number.yaml", 2, "--3 is not a flag of tokenize"),
+    ("a.jsonl -o out --config type.yaml", 2, "--limit"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "message"), MISTAKES, ids=[m[0].replace(" ", "_") for m in MISTAKES])
+def test_a_mistake_is_a_sentence_and_exit_code_1_or_2(arguments: str, code: int, message: str, folder: Path) -> None:
+    done = tokenmill("tokenize", *arguments.split(), cwd=folder, env={"HF_HUB_OFFLINE": "1"})
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    last = " ".join(done.stderr.replace("│", " ").split())
+    assert message in last
+
+
+def test_an_unknown_command_is_refused_and_none_shows_help() -> None:
+    done = tokenmill("tokenise")
+    assert done.returncode == 2
+    assert "tokenise" in done.stderr
+    assert "tokenize" in tokenmill().stdout
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fits_80_columns_and_tells_every_flag(name: str) -> None:
+    done = tokenmill(*([name] if name else []), "--help", env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    expected = COMMANDS if not name else ("--help",)
+    if name == "tokenize":
+        expected = tuple(
+            "--text-key --keep-keys --workers --memory --limit --eos --no-eos --bos --eos-token --special-tokens "
+            "--separator --whole-files --max-document-bytes --batch-size --val-fraction --seed --engine --on-error "
+            "--max-errors --overwrite --task-bytes --log-json --config".split()
+        )
+    for word in expected:
+        assert word in done.stdout, word
+
+
+def test_results_go_to_stdout_and_progress_to_stderr_as_plain_lines(folder: Path, tmp_path: Path) -> None:
+    done = tokenmill("tokenize", "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes", cwd=folder)
+    assert done.returncode == 0
+    assert "2 in = 2 out + 0 rejects" in done.stdout
+    assert re.search(r"train +8 tokens in 2 documents", done.stdout)
+    assert f"Next: tokenmill inspect {tmp_path / 'out'}" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "<eos>" in done.stderr
+    assert "111 110 101 256" in done.stderr
+    quiet = tokenmill("tokenize", "a.jsonl", "-o", tmp_path / "q", "--tokenizer", "bytes", "--quiet", cwd=folder)
+    assert quiet.stderr == ""
+    assert "2 in = 2 out" in quiet.stdout
+
+
+def test_log_json_is_one_object_per_line(folder: Path, tmp_path: Path) -> None:
+    done = tokenmill("tokenize", "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes", "--log-json", cwd=folder)
+    assert done.returncode == 0
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {event["event"] for event in events} == {"message", "progress"}
+    progress = [event for event in events if event["event"] == "progress"]
+    assert {"time", "fraction", "eta_seconds", "num_documents", "memory_bytes", "bottleneck"} <= progress[-1].keys()
+
+
+def test_flags_may_come_from_a_file_and_the_command_line_wins(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        f"inputs: {folder / 'a.jsonl'}\nout: {tmp_path / 'from-file'}\ntokenizer: bytes\neos-token: 257\nbos: yes\n"
+        "keep-keys: id, source\nseed: 5\ntask_bytes: 1kB\nworkers: 1\nlog-json: true\nlimit: null\n"
+    )
+    done = tokenmill("tokenize", "--config", tmp_path / "run.yaml", "-o", tmp_path / "out", "--seed", "7")
+    assert done.returncode == 0, done.stderr
+    assert all(json.loads(line) for line in done.stderr.splitlines())
+    store = tm.open(tmp_path / "out")
+    assert store.manifest.special_tokens.eos_id == 257
+    assert store.manifest.special_tokens.bos_id == 257
+    settings: dict[str, Any] = store.manifest.settings
+    assert (settings["seed"], settings["task-bytes"], settings["keep-keys"]) == (7, 1000, ["id", "source"])
+    assert not (tmp_path / "from-file").exists()
+
+
+def test_separators_may_be_written_with_escapes(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\nlines\n\nthree")
+    flags = ["tokenize", tmp_path / "a.txt", "--tokenizer", "bytes"]
+    done = tokenmill(*flags, "-o", tmp_path / "out", "--separator", r"\n\n")
+    assert done.returncode == 0, done.stderr
+    assert texts_of(tm.open(tmp_path / "out")) == ["one", "two\nlines", "three"]
+
+
+class Terminal:
+    """A program in a terminal of its own, 80 columns wide."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.output = b""
+        self.pid, self._descriptor = pty.fork()
+        if self.pid == 0:
+            os.environ |= {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+            os.execv(arguments[0], arguments)
+
+    def read(self) -> bytes:
+        """What has been shown so far."""
+        while select.select([self._descriptor], [], [], 0)[0]:
+            try:
+                data = os.read(self._descriptor, 1 << 16)
+            except OSError:
+                break
+            if not data:
+                break
+            self.output += data
+        return self.output
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._descriptor, keys)
+
+    def wait(self) -> int:
+        """Read to the end; returns the exit code."""
+        deadline = time.monotonic() + 60
+        while True:
+            self.read()
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.read()
+                os.close(self._descriptor)
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def test_a_terminal_shows_a_bar_that_gives_way_to_the_summary(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["x" * 1000] * 2000))
+    arguments = ["tokenize", tmp_path / "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes", "--task-bytes", "50kB"]
+    terminal = Terminal(command(*arguments))
+    assert terminal.wait() == 0
+    shown = terminal.output.decode()
+    assert "━" in shown
+    assert re.search(r"\d+\.\d% .*ETA .*MB/s .*tok/s .*docs", shown)
+    assert re.search(r"workers, memory [\d.]+ [MG]B of", shown)
+    assert "2,000 in = 2,000 out + 0 rejects" in shown
+    assert shown.rindex("━") < shown.index("2,000 in")
+    assert "\x1b[?25h" in shown[shown.rindex("━") :], "the cursor is shown again"
+
+
+def test_ctrl_c_in_a_terminal_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["x" * 100] * 3000))
+    out = tmp_path / "out"
+    terminal = Terminal(
+        command("tokenize", tmp_path / "a.jsonl", "-o", out, "--tokenizer", "bytes", "--task-bytes", "1kB")
+    )
+    wait_for(lambda: terminal.read() and len(list((out / ".tasks").glob("0*.json"))) > 5)
+    terminal.press(b"\x03")
+    assert terminal.wait() == 130
+    shown = terminal.output.decode()
+    assert "stopped by SIGINT; run the same command again to continue" in shown
+    assert "Traceback" not in shown
+    assert not (out / ".lock").exists()
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.25, 0.5])
+def test_ctrl_c_while_a_run_starts_prints_no_traceback_of_its_helpers(delay: float, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["x"]))
+    process = subprocess.Popen(
+        command("tokenize", tmp_path / "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes"),
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(delay)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert "nursery" not in errors
+    if "error: " in errors:
+        assert process.returncode == 130
+        assert "Traceback" not in errors
+
+
+def test_stdout_that_was_closed_is_no_traceback(folder: Path, tmp_path: Path) -> None:
+    arguments = command("tokenize", "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes", "-q")
+    process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.wait(30)
+    assert "Traceback" not in errors
+    assert tm.open(tmp_path / "out").num_documents == 2
+
+
+def test_an_unfinished_store_is_told_apart_from_a_finished_one(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["one"]) + b"broken\n")
+    flags = ["tokenize", tmp_path / "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes"]
+    done = tokenmill(*flags)
+    assert done.returncode == 1
+    assert sentence(done).startswith("a.jsonl line 2: not JSON")
+    for name in ("inspect", "verify"):
+        assert "unfinished" in tokenmill(name, tmp_path / "out").stderr
+    done = tokenmill(*flags, "--on-error", "skip")
+    assert done.returncode == 0
+    assert "2 in = 1 out + 1 rejects" in done.stdout
+    assert "malformed-json" in done.stdout
