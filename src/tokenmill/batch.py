@@ -58,6 +58,13 @@ class TokenBatch:
         return len(self.offsets) - 1
 
     @classmethod
+    def join(cls, batches: Sequence[TokenBatch]) -> TokenBatch:
+        """Several batches as one, in order."""
+        offsets = np.zeros(1 + sum(map(len, batches)), np.int64)
+        np.cumsum(np.concatenate([np.diff(batch.offsets) for batch in batches]), out=offsets[1:])
+        return cls(np.concatenate([batch.ids for batch in batches]), offsets)
+
+    @classmethod
     def from_lists(cls, documents: Sequence[Sequence[int]]) -> TokenBatch:
         """Flatten one list of ids per document, as the reference libraries return them."""
         offsets = np.zeros(len(documents) + 1, np.int64)

@@ -113,6 +113,16 @@ def test_documents_do_not_depend_on_their_neighbours(case: tuple[str, Tokenizer]
     assert lists(engine, texts) == [lists(engine, [text])[0] for text in texts]
 
 
+def test_pieces_of_a_split_text_have_the_ids_of_the_whole(case: tuple[str, Tokenizer]) -> None:
+    engine = create(*case)
+    for seed in range(3):
+        text = " ".join(make_texts(80, seed=seed))
+        for size in (1, 10, 100, 5000, 10**6):
+            pieces = engine.split(text, size)
+            assert "".join(pieces) == text
+            assert [token for ids in lists(engine, pieces) for token in ids] == lists(engine, [text])[0]
+
+
 def test_recycling_changes_no_id(case: tuple[str, Tokenizer]) -> None:
     engine = create(*case)
     texts = make_texts(60, seed=8)

@@ -28,6 +28,13 @@ class Engine(Protocol):
         """Encode each text; the batch has exactly `len(texts)` documents."""
         ...
 
+    def split(self, text: str, size: int) -> list[str]:
+        """Cut a long text into pieces of about `size` characters whose ids, end to end, are the text's.
+
+        An engine that cannot tell such places gives the whole text back.
+        """
+        ...
+
     def recycle(self) -> None:
         """Give back memory that grows with use, such as caches; ids do not change."""
         ...

@@ -22,5 +22,9 @@ class BytesEngine:
         np.cumsum([len(data) for data in encoded], out=offsets[1:])
         return TokenBatch(np.frombuffer(b"".join(encoded), np.uint8), offsets)
 
+    def split(self, text: str, size: int) -> list[str]:
+        """Pieces of `size` characters: bytes do not depend on each other."""
+        return [text[start : start + size] for start in range(0, len(text), size)] or [text]
+
     def recycle(self) -> None:
         """Nothing grows here."""

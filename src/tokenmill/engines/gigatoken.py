@@ -10,6 +10,7 @@ thrown away when it has grown (`recycle`).
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from tokenmill.engines.tokenizer import Tokenizer
 
 __all__ = ["GigatokenEngine", "return_plain_arrays", "why_not"]
 
+WORD_GAP = re.compile("[A-Za-z] [A-Za-z]")
 TIKTOKEN_SCHEMES = {"gpt2": "gpt2", "r50k_base": "gpt2", "cl100k_base": "gpt4", "o200k_base": "o200k"}
 
 
@@ -55,6 +57,7 @@ class GigatokenEngine:
         self._make_reference = reference
         self._reference: Engine | None = None
         self._disputes = _dispute_filter(tokenizer, self._backend)
+        self._cuts_words = _cuts_words(tokenizer)
         self.num_rerouted = 0
 
     def encode(self, texts: list[str]) -> TokenBatch:
@@ -72,6 +75,19 @@ class GigatokenEngine:
         if len(batch) != len(texts):
             raise RuntimeError(f"gigatoken returned {len(batch)} documents for {len(texts)}")
         return self._settle_disputes(texts, batch)
+
+    def split(self, text: str, size: int) -> list[str]:
+        """Cut before spaces between two ASCII letters, where every known split pattern starts a word.
+
+        Not for SentencePiece-like models, whose merges may cross words, nor with added tokens
+        that have such a space inside.
+        """
+        pieces = []
+        start = 0
+        while self._cuts_words and (gap := WORD_GAP.search(text, start + size)):
+            pieces.append(text[start : gap.start() + 1])
+            start = gap.start() + 1
+        return [*pieces, text[start:]]
 
     @property
     def reference(self) -> Engine:
@@ -148,6 +164,13 @@ def _dispute_filter(tokenizer: Tokenizer, backend: Any) -> DisputeFilter | None:
     elif tokenizer.kind == "tiktoken":
         ranges = disputed_ranges(False, reference="tiktoken")
     return DisputeFilter(ranges, backend.vocab) if ranges else None
+
+
+def _cuts_words(tokenizer: Tokenizer) -> bool:
+    if tokenizer.kind == "huggingface":
+        added = [token["content"] for token in tokenizer.config.get("added_tokens") or []]
+        return not tokenizer.config["model"].get("byte_fallback") and not any(map(WORD_GAP.search, added))
+    return tokenizer.kind == "tiktoken" and not any(map(WORD_GAP.search, tokenizer.special_tokens))
 
 
 def _loader(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> Callable[[], Any]:

@@ -39,5 +39,9 @@ class HuggingFaceEngine:
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         return TokenBatch.from_lists([encoding.ids for encoding in encodings])
 
+    def split(self, text: str, size: int) -> list[str]:
+        """The whole text: what may be cut depends on the tokenizer."""
+        return [text]
+
     def recycle(self) -> None:
         """The library's caches are bounded."""

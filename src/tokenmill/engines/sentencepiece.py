@@ -21,5 +21,9 @@ class SentencePieceEngine:
         """Encode each text; control pieces such as `<s>` in a text are plain text."""
         return TokenBatch.from_lists(self._processor.encode(texts, num_threads=1))
 
+    def split(self, text: str, size: int) -> list[str]:
+        """The whole text: its merges may cross any place."""
+        return [text]
+
     def recycle(self) -> None:
         """Nothing grows here."""

@@ -45,6 +45,10 @@ class TiktokenEngine:
             return TokenBatch.from_lists([self._encoding.encode_ordinary(text) for text in texts])
         return TokenBatch.from_lists([self._encoding.encode(text, allowed_special="all") for text in texts])
 
+    def split(self, text: str, size: int) -> list[str]:
+        """The whole text: what may be cut depends on the encoding."""
+        return [text]
+
     def recycle(self) -> None:
         """Nothing grows here."""
 

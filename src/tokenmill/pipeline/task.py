@@ -35,6 +35,8 @@ __all__ = ["Job", "TaskRunner", "surround"]
 
 BYTES_PER_CHARACTER = 16
 """What encoding one huge document takes at most: the text twice, ids of 4 bytes, and their copies."""
+LONG_TEXT = 2 << 20
+"""Texts of more characters are encoded in pieces of about this size."""
 SHORT_DOCUMENT = 128
 """Below this mean number of tokens a mask places documents faster than one copy each."""
 
@@ -55,12 +57,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskRunner:
-    """Runs tasks of one job with one engine. `report` is called after every batch."""
+    """Runs tasks of one job with one engine.
 
-    def __init__(self, job: Job, engine: Engine, report: Callable[[Stages], None]) -> None:
+    `report` is called after every batch; `relieve` whenever memory may have grown, to give some back.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        engine: Engine,
+        report: Callable[[Stages], None],
+        relieve: Callable[[], None] = lambda: None,
+    ) -> None:
         self._job = job
         self._engine = engine
         self._report = report
+        self._relieve = relieve
         self._journal = Journal(Path(job.store))
         self._dtype = dtype_for(job.vocab_size)
         self._special_ids = _special_table(job) if job.settings.policy.special_tokens != "as-text" else None
@@ -110,17 +122,27 @@ class TaskRunner:
         return tokens
 
     def _encode_texts(self, texts: list[str]) -> TokenBatch:
-        if len(texts) == 1 and len(texts[0]) * BYTES_PER_CHARACTER > self._job.worker_bytes:
-            # It will not fit this worker's share, so all others of its kind wait, and the cache goes first.
-            self._engine.recycle()
-            with self._journal.alone():
-                return self._engine.encode(texts)
+        self._relieve()
+        if max(map(len, texts), default=0) > LONG_TEXT:
+            return TokenBatch.join([self._encode_long(text) for text in texts])
         size = self._job.batch_size
         if size is None or len(texts) <= size:
             return self._engine.encode(texts)
-        parts = [self._engine.encode(texts[start : start + size]) for start in range(0, len(texts), size)]
-        lengths = np.concatenate([np.diff(part.offsets) for part in parts])
-        return TokenBatch(np.concatenate([part.ids for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
+        return TokenBatch.join([self._engine.encode(texts[at : at + size]) for at in range(0, len(texts), size)])
+
+    def _encode_long(self, text: str) -> TokenBatch:
+        """Encode one text piece by piece, so that memory can be given back on the way."""
+        pieces = self._engine.split(text, LONG_TEXT)
+        if len(pieces) == 1 and len(text) * BYTES_PER_CHARACTER > self._job.worker_bytes:
+            # It does not fit this worker's share, so all others of its kind wait, and the cache goes first.
+            self._engine.recycle()
+            with self._journal.alone():
+                return self._engine.encode(pieces)
+        ids = []
+        for piece in pieces:
+            ids.append(self._engine.encode([piece]).ids)
+            self._relieve()
+        return TokenBatch(np.concatenate(ids), np.array([0, sum(map(len, ids))]))
 
     def _handle_specials(self, batch: TextBatch, encoded: TokenBatch, output: _TaskOutput) -> TokenBatch:
         """Count the special tokens that texts brought along, or reject those texts."""

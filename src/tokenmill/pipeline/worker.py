@@ -43,7 +43,6 @@ from tokenmill.readers.parquet import ParquetReader
 __all__ = ["WarmJob", "preload", "serve", "warm"]
 
 REPORT_SECONDS = 0.25
-BATCHES_PER_CHECK = 8
 SMALLEST_CACHE = 100_000_000
 
 _warm_engines: dict[str, Engine] = {}
@@ -110,7 +109,6 @@ class _Worker:
         self._memory_limit = job.worker_bytes
         self._pending = Stages()
         self._num_recycled = 0
-        self._num_batches = 0
         self._reported = time.monotonic()
 
     def obey(self, data: bytes) -> None:
@@ -124,7 +122,7 @@ class _Worker:
 
     def _run_task(self, task: Task) -> None:
         if self._runner is None:
-            self._runner = TaskRunner(self._job, self._load_engine(), self._report)
+            self._runner = TaskRunner(self._job, self._load_engine(), self._report, self._relieve)
         record = self._runner.run(task, run=f"{os.getpid():x}")
         self._flush()
         self._channel.send_bytes(encode(Done(record)))
@@ -143,14 +141,16 @@ class _Worker:
         return self._engine
 
     def _report(self, stages: Stages) -> None:
-        """Tell the run what was done, now and then, and keep memory in its bounds."""
+        """Tell the run what was done, now and then."""
         self._pending.add(stages)
-        self._num_batches += 1
-        if self._num_batches % BATCHES_PER_CHECK == 0 and self._process.memory_info().rss > self._memory_limit:
-            self._load_engine().recycle()
-            self._num_recycled += 1
         if time.monotonic() - self._reported > REPORT_SECONDS:
             self._flush()
+
+    def _relieve(self) -> None:
+        """Recycle an engine whose cache has outgrown the worker's share of memory."""
+        if self._process.memory_info().rss > self._memory_limit:
+            self._load_engine().recycle()
+            self._num_recycled += 1
 
     def _flush(self) -> None:
         self._channel.send_bytes(encode(Progress(self._pending, self._num_recycled)))
