@@ -110,6 +110,27 @@ def test_orphans_end_by_themselves_when_the_parent_is_killed(slow_run: SlowRun, 
     assert "Traceback" not in errors
 
 
+def test_a_new_run_waits_until_the_workers_of_a_killed_one_are_gone(slow_run: SlowRun, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = slow_run.start(out)
+    pid = next(iter(wait_for(lambda: workers_at_work(out))))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        left = {path.name for path in (out / "train").glob(f"*.{pid:x}.tmp")}
+        assert left
+        first.kill()
+        first.wait(10)
+        second = slow_run.start(out)
+        with pytest.raises(subprocess.TimeoutExpired):
+            second.wait(2.5)
+        assert {path.name for path in (out / "train").glob("*.tmp")} >= left, "it did not wait"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == 0, errors
+    assert snapshot(out) == slow_run.expected
+
+
 def test_the_process_that_workers_come_from_is_started_again(slow_run: SlowRun, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = slow_run.start(out)

@@ -138,7 +138,7 @@ class DisputeFilter:
         """Indices of the documents that may hold a disputed code point, in order.
 
         Every document that holds one is among them; `confirms` tells which of them really do. Costs
-        0.3 to 1.2 ns per token, depending on the number of suspects, and 20 ns per occurrence of one.
+        0.4 to 1.3 ns per token, depending on the number of suspects, and 20 ns per occurrence of one.
         """
         hits = self._hits(ids)
         if len(hits):

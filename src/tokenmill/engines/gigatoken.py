@@ -41,8 +41,7 @@ def why_not(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> str | None:
     if tokenizer.kind == "sentencepiece":
         return refuses_model(tokenizer.files[tokenizer.main_file])
     if tokenizer.kind == "tiktoken":
-        name: str = json.loads(tokenizer.files["tiktoken.json"])["name"]
-        return None if name in TIKTOKEN_SCHEMES else f"it does not know the split pattern of {name}"
+        return None if _scheme(tokenizer) else "it does not know the encoding's split pattern"
     return f"it does not encode {tokenizer.kind}"
 
 
@@ -162,8 +161,15 @@ def _dispute_filter(tokenizer: Tokenizer, backend: Any) -> DisputeFilter | None:
     if tokenizer.kind == "huggingface":
         ranges = disputed_ranges_of(tokenizer.config)
     elif tokenizer.kind == "tiktoken":
-        ranges = disputed_ranges(False, reference="tiktoken")
+        # Only o200k's pattern tells letters by case.
+        letters_only = _scheme(tokenizer) != "o200k"
+        ranges = disputed_ranges(False, letters_only=letters_only, reference="tiktoken")
     return DisputeFilter(ranges, backend.vocab) if ranges else None
+
+
+def _scheme(tokenizer: Tokenizer) -> str | None:
+    """gigatoken's name for the split pattern of one of OpenAI's encodings."""
+    return TIKTOKEN_SCHEMES.get(json.loads(tokenizer.files["tiktoken.json"])["name"])
 
 
 def _cuts_words(tokenizer: Tokenizer) -> bool:
@@ -189,9 +195,8 @@ def _loader(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> Callable[[],
 def _load_tiktoken(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> Any:
     import gigatoken
 
-    scheme = TIKTOKEN_SCHEMES[json.loads(tokenizer.files["tiktoken.json"])["name"]]
     specials = {} if special_tokens == "as-text" else dict(tokenizer.special_tokens)
     with tempfile.TemporaryDirectory() as folder:
         ranks = Path(folder) / tokenizer.main_file
         ranks.write_bytes(tokenizer.files[tokenizer.main_file])
-        return gigatoken.Tokenizer.from_tiktoken(str(ranks), pretokenizer=scheme, special_tokens=specials)
+        return gigatoken.Tokenizer.from_tiktoken(str(ranks), pretokenizer=_scheme(tokenizer), special_tokens=specials)

@@ -84,9 +84,12 @@ class LocalExecutor:
         """Messages and deaths; a death is reported after the worker's last message."""
         by_connection = {worker.connection: worker for worker in self._workers.values()}
         events: list[Event] = []
-        for ready in wait([*by_connection, self._control], timeout):
-            if ready is self._control:
-                self._read_control(block=False)
+        control = self._control
+        for ready in wait([*by_connection, control], timeout):
+            if ready is control:
+                # Asking how a worker ended may have put a new nursery in its place meanwhile.
+                if control is self._control:
+                    self._read_control(block=False)
                 continue
             worker = by_connection[ready]  # type: ignore[index]
             try:

@@ -31,9 +31,9 @@ SAMPLE_BYTES = 2_000_000
 SAMPLE_MOST_BYTES = 32_000_000
 PLACES = 48
 LONG_DOCUMENT = 4_000
-MOST_LONG = 8
-"""Long documents that are passed over at one place before the next place has its turn."""
-BATCH = 256
+LONGEST_PART = 10_000
+"""Of a longer document its start is compared: the reference takes up to 300 bytes of memory for a byte of text."""
+BATCH, BATCH_BYTES = 256, 1_000_000
 PREVIEW_HEAD, PREVIEW_TAIL = 9, 3
 
 
@@ -67,8 +67,7 @@ def compare(engine: Engine, reference: Engine, documents: list[str], awkward: li
 
 def _mismatches(engine: Engine, reference: Engine, texts: list[str]) -> list[str]:
     differing: list[str] = []
-    for start in range(0, len(texts), BATCH):
-        some = texts[start : start + BATCH]
+    for some in _batches(texts):
         ours, theirs = engine.encode(some), reference.encode(some)
         if np.array_equal(ours.offsets, theirs.offsets) and np.array_equal(ours.ids, theirs.ids):
             continue
@@ -77,6 +76,19 @@ def _mismatches(engine: Engine, reference: Engine, texts: list[str]) -> list[str
             if not np.array_equal(ours.ids[a[0] : a[1]], theirs.ids[b[0] : b[1]]):
                 differing.append(text)
     return differing
+
+
+def _batches(texts: list[str]) -> Iterator[list[str]]:
+    some: list[str] = []
+    size = 0
+    for text in texts:
+        some.append(text)
+        size += len(text)
+        if len(some) == BATCH or size > BATCH_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def sample_documents(inputs: list[InputFile], options: ReadOptions) -> list[str]:
@@ -89,7 +101,7 @@ def sample_documents(inputs: list[InputFile], options: ReadOptions) -> list[str]
     texts: list[str] = []
     long: list[str] = []
     size = long_size = 0
-    while readers and (len(texts) < SAMPLE_DOCUMENTS or size < SAMPLE_BYTES):
+    while readers and (len(texts) < SAMPLE_DOCUMENTS or size < SAMPLE_BYTES) and long_size < SAMPLE_MOST_BYTES:
         reader = readers.popleft()
         text = next(reader, None)
         if text is None:
@@ -98,9 +110,9 @@ def sample_documents(inputs: list[InputFile], options: ReadOptions) -> list[str]
         if len(text) <= LONG_DOCUMENT:
             texts.append(text)
             size += len(text)
-        elif long_size < SAMPLE_MOST_BYTES:
-            long.append(text)
-            long_size += len(text)
+        else:
+            long.append(text[:LONGEST_PART])
+            long_size += len(long[-1])
     for text in sorted(long, key=len):
         if size + len(text) > SAMPLE_MOST_BYTES or (len(texts) >= SAMPLE_DOCUMENTS and size >= SAMPLE_BYTES):
             break

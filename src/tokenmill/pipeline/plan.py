@@ -30,7 +30,7 @@ __all__ = ["InputFile", "Plan", "Span", "Stream", "Task", "default_task_bytes", 
 COMPRESSION_RATIO = 4
 """Text is taken to be this many times larger than its compressed file, when tasks are sized."""
 HEAD_BYTES = 1 << 16
-TASKS_PER_RUN = 192
+TASKS_PER_RUN = 128
 SMALLEST_TASK, LARGEST_TASK = 4 << 20, 256 << 20
 
 
@@ -94,7 +94,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def default_task_bytes(inputs: Iterable[InputFile]) -> int:
-    """About 192 tasks, each of 4 to 256 MiB of text: 64 cores have three apiece on 10 GB."""
+    """About 128 tasks, each of 4 to 256 MiB of text: 64 cores have two apiece on 10 GB."""
     text_bytes = sum(file.text_bytes for file in inputs)
     wanted = min(max(text_bytes // TASKS_PER_RUN, SMALLEST_TASK), LARGEST_TASK)
     return max(wanted >> 20 << 20, SMALLEST_TASK)

@@ -84,7 +84,9 @@ class WarmJob(msgspec.Struct, frozen=True):
 def serve(channel: Channel, payload: bytes) -> None:
     """Obey messages until the channel closes."""
     job = msgspec.msgpack.decode(payload, type=Job)
-    Lock(Path(job.store)).join()
+    # Kept in a name: the lock goes when nothing refers to it any more.
+    lock = Lock(Path(job.store))
+    lock.join()
     worker = _Worker(job, channel)
     while True:
         try:
