@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,12 @@ from tokenmill.progress import show_safely
 from tokenmill.readers.base import ReadOptions
 from tokenmill.store.manifest import ParityInfo
 
-__all__ = ["compare", "hold_gate", "sample_documents"]
+__all__ = ["hold_gate", "mismatches", "sample_documents"]
 
 SAMPLE_DOCUMENTS = 1000
 SAMPLE_BYTES = 2_000_000
 SAMPLE_MOST_BYTES = 32_000_000
-PLACES = 48
+PLACES = 32
 LONG_DOCUMENT = 4_000
 LONGEST_PART = 10_000
 """Of a longer document its start is compared: the reference takes up to 300 bytes of memory for a byte of text."""
@@ -41,31 +42,31 @@ def hold_gate(job: Job, engine: Engine) -> GateResult:
     """Compare the engine of a job with its reference, and show how the first document comes out."""
     tokenizer = open_tokenizer(Path(job.store) / "tokenizer", name="tokenizer")
     special_tokens = job.settings.policy.special_tokens
-    documents = sample_documents(job.inputs, job.settings.reading)
     reference_name = REFERENCES[tokenizer.kind]
     if job.engine == reference_name:
+        documents = sample_documents(job.inputs, job.settings.reading)
         parity = ParityInfo(reference=reference_name, num_documents=0, num_bytes=0, num_awkward=0, num_mismatches=0)
-    else:
-        reference = create(reference_name, tokenizer, special_tokens, threads=True)
-        awkward = awkward_strings(list(tokenizer.special_tokens))
-        parity = compare(engine, reference, documents, awkward)
-    return GateResult(parity, _preview(job, engine, tokenizer, documents))
-
-
-def compare(engine: Engine, reference: Engine, documents: list[str], awkward: list[str]) -> ParityInfo:
-    """Encode every text with both engines and count the texts whose ids differ."""
-    mismatched = [text for texts in (documents, awkward) for text in _mismatches(engine, reference, texts)]
-    return ParityInfo(
-        reference=reference.name,
+        return GateResult(parity, _preview(job, engine, tokenizer, documents))
+    awkward = awkward_strings(list(tokenizer.special_tokens))
+    reference = create(reference_name, tokenizer, special_tokens, threads=True)
+    with ThreadPoolExecutor(1) as pool:
+        # The reference works without the interpreter's lock, while documents are being read.
+        differing_awkward = pool.submit(mismatches, engine, reference, awkward)
+        documents = sample_documents(job.inputs, job.settings.reading)
+        differing = [*differing_awkward.result(), *mismatches(engine, reference, documents)]
+    parity = ParityInfo(
+        reference=reference_name,
         num_documents=len(documents),
         num_bytes=sum(len(text.encode()) for text in documents),
         num_awkward=len(awkward),
-        num_mismatches=len(mismatched),
-        example=mismatched[0][:200] if mismatched else None,
+        num_mismatches=len(differing),
+        example=differing[0][:200] if differing else None,
     )
+    return GateResult(parity, _preview(job, engine, tokenizer, documents))
 
 
-def _mismatches(engine: Engine, reference: Engine, texts: list[str]) -> list[str]:
+def mismatches(engine: Engine, reference: Engine, texts: list[str]) -> list[str]:
+    """The texts whose ids differ between two engines."""
     differing: list[str] = []
     for some in _batches(texts):
         ours, theirs = engine.encode(some), reference.encode(some)
@@ -122,7 +123,7 @@ def sample_documents(inputs: list[InputFile], options: ReadOptions) -> list[str]
 
 
 def _places(inputs: list[InputFile]) -> Iterator[Span]:
-    """Up to 48 places to read from, evenly spread over the inputs and, where possible, inside them."""
+    """Up to 32 places to read from, evenly spread over the inputs and, where possible, inside them."""
     step = max(1, len(inputs) / PLACES)
     chosen = sorted({int(i * step) for i in range(min(PLACES, len(inputs)))})
     per_input = max(1, PLACES // max(1, len(chosen)))

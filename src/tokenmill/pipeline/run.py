@@ -198,6 +198,8 @@ class _Attempt:
         """Run the parity gate in a process of its own, whose memory goes with it; one that dies is tried once more."""
         worker = self._executor.launch("gate", SERVE, msgspec.msgpack.encode(job))
         worker.send(encode(RunGate()))
+        if not again:
+            self._executor.warm(f"{WORKER}:preload_writing", b"")
         while True:
             for event in self._executor.wait(1.0):
                 if isinstance(event, Death):

@@ -40,7 +40,7 @@ from tokenmill.readers import reader_for
 from tokenmill.readers.cutting import cut_stream
 from tokenmill.readers.parquet import ParquetReader
 
-__all__ = ["WarmJob", "preload", "serve", "warm"]
+__all__ = ["WarmJob", "preload", "preload_writing", "serve", "warm"]
 
 REPORT_SECONDS = 0.25
 SMALLEST_CACHE = 100_000_000
@@ -49,12 +49,15 @@ _warm_engines: dict[str, Engine] = {}
 
 
 def preload(_payload: bytes) -> None:
-    """Import what every worker uses, while the run is still being planned."""
-    import pyarrow.parquet  # noqa: F401
-
+    """Import what the gate and every worker use, while the run is still being planned."""
     from tokenmill.engines.gigatoken import return_plain_arrays
 
     return_plain_arrays()
+
+
+def preload_writing(_payload: bytes) -> None:
+    """Import what only workers use, while the gate is held."""
+    import pyarrow.parquet  # noqa: F401
 
 
 def warm(payload: bytes) -> None:
