@@ -37,7 +37,8 @@ def main() -> None:
     lines = [
         f"# Peak memory with `--memory {arguments.memory}`",
         "",
-        f"Command: `python benchmarks/{' '.join(['memory.py', *sys.argv[1:]])}`. PSS of the process tree, 2 workers, GPT-2.",
+        f"Command: `python benchmarks/{' '.join(['memory.py', *sys.argv[1:]])}`.",
+        "PSS of the process tree, 2 workers, GPT-2.",
         "",
         "| text | size, GB | peak, MB | seconds |",
         "|---|---|---|---|",

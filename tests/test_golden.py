@@ -17,9 +17,9 @@ GOLDEN = HERE / "store"
 def test_the_same_input_gives_the_golden_bytes(tmp_path: Path) -> None:
     tokenmill.tokenize(str(write_input(tmp_path)), tmp_path / "store", **FLAGS)
     names = sorted(str(p.relative_to(GOLDEN)) for p in GOLDEN.rglob("*") if p.is_file())
-    assert [str(p.relative_to(tmp_path / "store")) for p in sorted((tmp_path / "store").rglob("*")) if p.is_file()] == sorted(
-        [*names, "run.json"]
-    )
+    assert [
+        str(p.relative_to(tmp_path / "store")) for p in sorted((tmp_path / "store").rglob("*")) if p.is_file()
+    ] == sorted([*names, "run.json"])
     for name in names:
         new, old = tmp_path / "store" / name, GOLDEN / name
         if name.endswith(".parquet"):
@@ -42,5 +42,7 @@ def comparable(path: Path) -> dict[str, Any]:
 
 def test_the_golden_store_still_opens() -> None:
     store = tokenmill.open(GOLDEN)
-    texts = {store.decode(store.splits[s].document(n)) for s in store.splits for n in range(store.splits[s].num_documents)}
+    texts = {
+        store.decode(store.splits[s].document(n)) for s in store.splits for n in range(store.splits[s].num_documents)
+    }
     assert texts == {text + "<eos>" for text in ("The mill grinds.", "", "größer, 日本\n", "👩‍👩‍👧 <eos>", "last")}

@@ -12,8 +12,26 @@ import pytest
 from tests.conftest import make_texts
 from tokenmill.engines import REFERENCES, Engine, Tokenizer, choose, create, load_tokenizer
 
-CASES = ["gigatoken/json", "huggingface/json", "sentencepiece/model", "gigatoken/model", "tiktoken/ranks", "bytes/bytes"]
-TEXTS = ["", " ", "a", "\n\n", "plain words", "<|endoftext|> <s> </s>", "日本語 ไทย", "a\u0301\u0300", "\U0003298a'll", "👩‍👩‍👧"]
+CASES = [
+    "gigatoken/json",
+    "huggingface/json",
+    "sentencepiece/model",
+    "gigatoken/model",
+    "tiktoken/ranks",
+    "bytes/bytes",
+]
+TEXTS = [
+    "",
+    " ",
+    "a",
+    "\n\n",
+    "plain words",
+    "<|endoftext|> <s> </s>",
+    "日本語 ไทย",
+    "a\u0301\u0300",
+    "\U0003298a'll",
+    "👩‍👩‍👧",
+]
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +65,11 @@ def ranks_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b"mi", b"ll", b"mill", b" mill"]
     lines = [base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens)]
     (folder / "tiny.tiktoken").write_bytes(b"".join(lines))
-    definition = {"name": "tiny", "pattern": r" ?\p{L}+| ?\p{N}+|\s+|.", "special_tokens": {"<|endoftext|>": len(tokens)}}
+    definition = {
+        "name": "tiny",
+        "pattern": r" ?\p{L}+| ?\p{N}+|\s+|.",
+        "special_tokens": {"<|endoftext|>": len(tokens)},
+    }
     (folder / "tiktoken.json").write_text(json.dumps(definition))
     return folder / "tiny.tiktoken"
 

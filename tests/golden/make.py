@@ -9,7 +9,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TEXTS = ["The mill grinds.", "", "größer, 日本\n", "👩‍👩‍👧 <eos>", "last"]
-FLAGS = {"tokenizer": "bytes", "val_fraction": 0.4, "seed": 1, "keep_keys": ["id"], "on_error": "skip", "task_bytes": 150}
+FLAGS = {
+    "tokenizer": "bytes",
+    "val_fraction": 0.4,
+    "seed": 1,
+    "keep_keys": ["id"],
+    "on_error": "skip",
+    "task_bytes": 150,
+}
 
 
 def write_input(folder: Path) -> Path:

@@ -236,8 +236,12 @@ def _introduce(display: Display, tokenizer: Tokenizer, job: Job, result: GateRes
     names = {token: name for name, token in tokenizer.special_tokens.items()}
     display.say(f"tokenizer  {tokenizer.name} ({tokenizer.kind}), {tokenizer.vocab_size:,} tokens")
     if parity.num_mismatches == 0 and parity.num_documents:
-        display.say(f"engine     {job.engine}, with the same ids as {parity.reference} on {parity.num_documents:,} of your")
-        display.say(f"           documents ({parity.num_bytes / 1e6:.1f} MB) and {parity.num_awkward:,} awkward strings")
+        display.say(
+            f"engine     {job.engine}, with the same ids as {parity.reference} on {parity.num_documents:,} of your"
+        )
+        display.say(
+            f"           documents ({parity.num_bytes / 1e6:.1f} MB) and {parity.num_awkward:,} awkward strings"
+        )
     else:
         display.say(f"engine     {job.engine}")
     display.say(f"begin      {_name(policy.bos_id, names)}")
@@ -311,5 +315,3 @@ def _signals_raise() -> Iterator[None]:
     finally:
         for number, handling in previous.items():
             signal.signal(number, handling)
-
-
