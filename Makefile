@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The newest torch that is published with CPU wheels for every supported Python.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint types check format test-kills test-interop bench clean
+.PHONY: demo test lint types check format test-kills test-interop test-engines bench clean
 
 demo: $(VENV)/base
 	$(BIN)/tokenmill demo
@@ -35,8 +35,14 @@ test-kills: $(VENV)/all
 test-interop: $(VENV)/all
 	$(BIN)/python tests/interop/run.py
 
+# 100,000 fuzzed strings per tokenizer, and whole corpora where they are, against the reference libraries.
+TOKENIZERS ?= $(wildcard ../shared/data/tokenizers/*)
+test-engines: $(VENV)/all
+	$(BIN)/python scripts/fuzz_engines.py $(TOKENIZERS)
+
 bench: $(VENV)/all
-	$(BIN)/python benchmarks/tokenize.py
+	$(BIN)/python benchmarks/tokenize.py --save
+	$(BIN)/python benchmarks/memory.py --save
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

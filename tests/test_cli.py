@@ -204,7 +204,16 @@ class Terminal:
 
 def test_a_terminal_shows_a_bar_that_gives_way_to_the_summary(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(jsonl(["x" * 1000] * 2000))
-    arguments = ["tokenize", tmp_path / "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes", "--task-bytes", "50kB"]
+    arguments = [
+        "tokenize",
+        tmp_path / "a.jsonl",
+        "-o",
+        tmp_path / "out",
+        "--tokenizer",
+        "bytes",
+        "--task-bytes",
+        "50kB",
+    ]
     terminal = Terminal(command(*arguments))
     assert terminal.wait() == 0
     shown = terminal.output.decode()

@@ -37,7 +37,9 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     for number, (name, kind) in enumerate((("a.jsonl", "none"), ("b.jsonl.gz", "gz"), ("d.jsonl.zst", "zst"))):
         (folder / name).write_bytes(compress(make_lines(90, number)[1], kind))
     texts = make_lines(90, 7)[0]
-    write_parquet(folder / "c.parquet", [None if n % 50 == 9 else text for n, text in enumerate(texts)], rows_per_group=20)
+    write_parquet(
+        folder / "c.parquet", [None if n % 50 == 9 else text for n, text in enumerate(texts)], rows_per_group=20
+    )
     (folder / "e.json").write_text(json.dumps([{"text": text if n != 3 else n} for n, text in enumerate(texts)]))
     for number in range(6):
         (folder / f"small{number}.jsonl").write_bytes(make_lines(3, 20 + number)[1])

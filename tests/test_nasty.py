@@ -7,7 +7,6 @@ files are read too and compared with what their README says.
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +51,9 @@ SOUND = {
     "only_newlines.jsonl": Defect(b"\n" * 1000, []),
     "empty_strings.jsonl": Defect(jsonl(["", "one", "", ""]), ["", "one", "", ""]),
     "escapes.jsonl": Defect(_lines(rb'{"text": "\u0000\ud83d\ude00\/"}'), ["\0😀/"]),
-    "extra_fields.jsonl": Defect(_lines(b'{"a": [1e400, {"text": "no"}], "text": "one", "b": 123456789012345678901}'), ["one"]),
+    "extra_fields.jsonl": Defect(
+        _lines(b'{"a": [1e400, {"text": "no"}], "text": "one", "b": 123456789012345678901}'), ["one"]
+    ),
     "no_final_newline.jsonl": Defect(_lines(ONE) + TWO, ["one", "two"]),
     "not_gzip.jsonl.gz": Defect(_lines(ONE, TWO), ["one", "two"]),
     "really_gzip.jsonl": Defect(gzip.compress(_lines(ONE)), ["one"]),
@@ -112,7 +113,9 @@ def _parquet(column: pa.Array | None, name: str = "text") -> bytes:
 
 
 BAD |= {
-    "nulls.parquet": Defect(_parquet(pa.array(["one", None, "two", None])), ["one", "two"], dict.fromkeys([2, 4], "null-text")),
+    "nulls.parquet": Defect(
+        _parquet(pa.array(["one", None, "two", None])), ["one", "two"], dict.fromkeys([2, 4], "null-text")
+    ),
     "int_column.parquet": Defect(_parquet(pa.array([1, 2])), [], {None: "no-text-column"}),
     "wrong_column.parquet": Defect(_parquet(pa.array(["x", "y"]), "body"), [], {None: "no-text-column"}),
     "truncated.parquet": Defect(_parquet(pa.array(["one"] * 9))[:60], [], {None: "damaged"}),
@@ -125,7 +128,9 @@ SOUND |= {
 DEFECTS = SOUND | BAD
 
 
-def _check_skipped(store: tm.TokenStore, names: list[str], texts: dict[str, list[str]]) -> dict[str, list[dict[str, Any]]]:
+def _check_skipped(
+    store: tm.TokenStore, names: list[str], texts: dict[str, list[str]]
+) -> dict[str, list[dict[str, Any]]]:
     """Compare the texts of every input; return the rejects of each."""
     manifest = store.manifest
     assert manifest.num_documents_in == manifest.num_documents + manifest.num_rejects
@@ -150,7 +155,9 @@ def _place(row: dict[str, Any]) -> int | None:
 def test_skip_keeps_what_is_good_and_tells_the_place_of_the_rest(
     task_bytes: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    names = sorted(DEFECTS if task_bytes > 7 else ["malformed.jsonl", "truncated.jsonl.gz", "invalid_utf8.txt", "cut_off.json"])
+    names = sorted(
+        DEFECTS if task_bytes > 7 else ["malformed.jsonl", "truncated.jsonl.gz", "invalid_utf8.txt", "cut_off.json"]
+    )
     for name in names:
         (tmp_path / name).write_bytes(DEFECTS[name].data)
     store = tm.tokenize(
@@ -238,7 +245,12 @@ def test_a_corrupt_parquet_page_costs_the_rows_behind_it(tmp_path: Path) -> None
     path = tmp_path / "a.parquet"
     texts = [f"row {number} " + "x" * 3000 for number in range(100)]
     pq.write_table(
-        pa.table({"text": texts}), path, row_group_size=25, write_page_checksum=True, use_dictionary=False, compression="none"
+        pa.table({"text": texts}),
+        path,
+        row_group_size=25,
+        write_page_checksum=True,
+        use_dictionary=False,
+        compression="none",
     )
     data = bytearray(path.read_bytes())
     at = data.index(b"row 60 ")
@@ -268,7 +280,9 @@ def test_an_unknown_format_is_refused_by_name(mode: str, tmp_path: Path) -> None
     for name, data in UNSUPPORTED.items():
         (tmp_path / name).write_bytes(data)
         with pytest.raises(tm.DataError, match=name):
-            tm.tokenize([str(tmp_path / "ok.jsonl"), str(tmp_path / name)], tmp_path / "out", tokenizer="bytes", on_error=mode)
+            tm.tokenize(
+                [str(tmp_path / "ok.jsonl"), str(tmp_path / name)], tmp_path / "out", tokenizer="bytes", on_error=mode
+            )
     assert not (tmp_path / "out").exists()
 
 
@@ -336,7 +350,9 @@ def test_skip_gives_the_documents_that_the_readme_counts(
     assert places == {name: [(reason, line) for line in lines] for name, (reason, lines) in LINES.items()}
 
 
-def test_sound_files_of_the_readme_need_no_skipping(nasty: Path, good_documents: dict[str, int], tmp_path: Path) -> None:
+def test_sound_files_of_the_readme_need_no_skipping(
+    nasty: Path, good_documents: dict[str, int], tmp_path: Path
+) -> None:
     names = [name for name in sorted(good_documents) if name not in LINES]
     store = tm.tokenize([str(nasty / name) for name in names], tmp_path / "out", tokenizer="bytes", workers=2)
     assert store.manifest.num_documents == sum(good_documents[name] for name in names)

@@ -154,7 +154,9 @@ def test_an_index_has_the_bytes_of_the_format(corpus: Corpus) -> None:
 
 def test_the_manifest_has_every_files_size_and_hash_and_nothing_of_the_machine(corpus: Corpus) -> None:
     manifest = json.loads((corpus.out / "manifest.json").read_bytes())
-    files = {f"{s['name']}{suffix}": f for s in manifest["splits"]["train"]["shards"] for suffix, f in s["files"].items()}
+    files = {
+        f"{s['name']}{suffix}": f for s in manifest["splits"]["train"]["shards"] for suffix, f in s["files"].items()
+    }
     files |= manifest["files"] | {f"tokenizer/{name}": f for name, f in manifest["tokenizer"]["files"].items()}
     found = snapshot(corpus.out)
     del found["manifest.json"]
@@ -273,7 +275,9 @@ def test_limit_takes_exactly_the_first_documents_of_the_inputs(kind: str, task_b
         elif kind == "txt":
             path.write_bytes(b"".join((b"\xff" if t == texts[20] else t.encode()) + b"\n" for t in some))
         else:
-            path.write_bytes(compress(jsonl(some).replace(b'"text": "document 20 ', b'"text": 20, "'), kind[6:] or "none"))
+            path.write_bytes(
+                compress(jsonl(some).replace(b'"text": "document 20 ', b'"text": 20, "'), kind[6:] or "none")
+            )
         paths.append(str(path))
     store = tm.tokenize(
         paths, tmp_path / "out", tokenizer="bytes", limit=83, on_error="skip", task_bytes=task_bytes, workers=2
@@ -336,7 +340,9 @@ def test_empty_inputs_and_empty_texts_are_no_special_case(tmp_path: Path) -> Non
     )
     assert ids_of(bare) == [[], [], [120], []]
     assert bare.document(0).tolist() == []
-    none = tm.tokenize([str(tmp_path / "empty.jsonl"), str(tmp_path / "nothing.jsonl.zst")], tmp_path / "none", tokenizer="bytes")
+    none = tm.tokenize(
+        [str(tmp_path / "empty.jsonl"), str(tmp_path / "nothing.jsonl.zst")], tmp_path / "none", tokenizer="bytes"
+    )
     assert (none.num_documents, none.num_tokens, none.manifest.splits["train"].shards) == (0, 0, [])
 
 

@@ -55,7 +55,9 @@ def slow_run(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> 
 
 def workers_at_work(out: Path) -> dict[int, str]:
     """The processes that are writing shards, and their tasks: both are in the temporary names."""
-    names = [re.fullmatch(r"shard-(\d+-\d+)\.bin\.([0-9a-f]+)\.tmp", path.name) for path in (out / "train").glob("*.tmp")]
+    names = [
+        re.fullmatch(r"shard-(\d+-\d+)\.bin\.([0-9a-f]+)\.tmp", path.name) for path in (out / "train").glob("*.tmp")
+    ]
     return {int(name[2], 16): name[1] for name in names if name}
 
 
@@ -73,7 +75,9 @@ def test_a_worker_that_is_killed_is_named_and_its_task_is_done_by_another(slow_r
     kill(pid)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
-    assert re.search(rf"worker \d+ \(process {pid}\) was killed by SIGKILL at task {task} of a\.jsonl; trying it again", errors)
+    assert re.search(
+        rf"worker \d+ \(process {pid}\) was killed by SIGKILL at task {task} of a\.jsonl; trying it again", errors
+    )
     assert "Traceback" not in errors
     assert snapshot(out) == slow_run.expected
     assert json.loads((out / "run.json").read_bytes())["attempts"][0]["num_retried"] == 1
@@ -250,7 +254,11 @@ def test_a_directory_without_permission_is_one_sentence(tmp_path: Path, corpus: 
 def test_an_input_that_cannot_be_read_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(jsonl(["x"]))
-    unreadable = {"none/such.jsonl": "does not exist", "fifo.jsonl": "not a regular file", "link.jsonl": "does not exist"}
+    unreadable = {
+        "none/such.jsonl": "does not exist",
+        "fifo.jsonl": "not a regular file",
+        "link.jsonl": "does not exist",
+    }
     os.mkfifo(tmp_path / "fifo.jsonl")
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "gone")
     if sys.platform == "linux":

@@ -69,15 +69,15 @@ class LocalExecutor:
             theirs.close()
             pid = self._read_until_started()
             if pid is not None:
+                # The number may have been another worker's before.
+                self._codes.pop(pid, None)
                 worker = LocalWorker(name, pid, Connection(ours.detach()))
                 self._workers[pid] = worker
                 worker.send(payload)
                 return worker
             ours.close()
             if attempt == 1:
-                self._start_nursery()
-                for request in self._warmings:
-                    self._request(request, [])
+                self._restart_nursery()
         raise TokenmillError("no worker process could be started; run the same command again to continue")
 
     def wait(self, timeout: float) -> list[Event]:
@@ -105,9 +105,11 @@ class LocalExecutor:
         for worker in self._workers.values():
             worker.kill()
         deadline = time.monotonic() + STATUS_SECONDS
-        while any(pid not in self._codes for pid in self._workers) and time.monotonic() < deadline and self._alive:
-            if wait([self._control], 0.05):
-                self._read_control(block=False)
+        while any(map(self._lives, self._workers)) and time.monotonic() < deadline:
+            if self._alive and wait([self._control], 0.05):
+                self._read_control(block=True)
+            elif not self._alive:
+                time.sleep(0.01)
         for worker in self._workers.values():
             worker.connection.close()
         self._workers.clear()
@@ -134,6 +136,22 @@ class LocalExecutor:
         self._buffer = b""
         self._alive = True
 
+    def _restart_nursery(self) -> None:
+        self._control.close()
+        self._nursery.kill()
+        self._nursery.wait()
+        self._start_nursery()
+        for request in self._warmings:
+            self._request(request, [])
+
+    def _lives(self, pid: int) -> bool:
+        """Whether a killed worker is still there; when the nursery is dead, only the system knows."""
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return pid not in self._codes
+
     def _request(self, request: dict[str, str], descriptors: list[int]) -> None:
         try:
             socket.send_fds(self._control, [json.dumps(request).encode() + b"\n"], descriptors)
@@ -158,11 +176,8 @@ class LocalExecutor:
         if not data:
             self._alive = False
             if not block:
-                # A dead nursery stays readable forever; a fresh one is started when it is needed.
-                self._control.close()
-                self._start_nursery()
-                for request in self._warmings:
-                    self._request(request, [])
+                # A dead nursery stays readable forever.
+                self._restart_nursery()
             return []
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         messages: list[dict[str, int]] = [json.loads(line) for line in lines]

@@ -304,8 +304,13 @@ def _signals_raise() -> Iterator[None]:
         yield
         return
 
+    received: list[int] = []
+
     def handler(number: int, _frame: FrameType | None) -> None:
-        raise _Signal(number)
+        received.append(number)
+        # One is enough: a second must not break into the cleaning up.
+        if len(received) == 1:
+            raise _Signal(number)
 
     previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
