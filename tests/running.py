@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
+from tokenmill.executors.base import Death, Event, Message
+from tokenmill.pipeline.request import Request
+from tokenmill.pipeline.run import run
+from tokenmill.progress import Silence
 from tokenmill.store.store import TokenStore
 
 TIMEOUT_SECONDS = 90
@@ -124,3 +133,68 @@ def wait_for(condition: Any, seconds: float = 30.0) -> Any:
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)
     return value
+
+
+class ThreadWorker:
+    """A worker in a thread of this process."""
+
+    def __init__(self, name: str, connection: Connection) -> None:
+        self.name = name
+        self.pid = os.getpid()
+        self.connection = connection
+
+    def send(self, data: bytes) -> None:
+        with suppress(OSError):
+            self.connection.send_bytes(data)
+
+    def kill(self) -> None:
+        self.connection.close()
+
+
+class ThreadExecutor:
+    """Workers that are threads: the same code and messages, without the half second that processes take to start."""
+
+    def __init__(self) -> None:
+        self._workers: list[ThreadWorker] = []
+
+    def warm(self, target: str, payload: bytes) -> None:
+        pass
+
+    def launch(self, name: str, target: str, payload: bytes) -> ThreadWorker:
+        module, _, function = target.partition(":")
+        ours, theirs = Pipe()
+        serve = getattr(importlib.import_module(module), function)
+
+        def live() -> None:
+            with theirs, suppress(EOFError, OSError):
+                serve(theirs, payload)
+
+        threading.Thread(target=live, daemon=True).start()
+        self._workers.append(ThreadWorker(name, ours))
+        return self._workers[-1]
+
+    def wait(self, timeout: float) -> list[Event]:
+        by_connection = {worker.connection: worker for worker in self._workers if not worker.connection.closed}
+        self._workers = list(by_connection.values())
+        events: list[Event] = []
+        for ready in wait(list(by_connection), timeout):
+            worker = by_connection[ready]  # type: ignore[index]
+            try:
+                events.append(Message(worker, worker.connection.recv_bytes()))
+            except (EOFError, OSError):
+                events.append(Death(worker, "ended"))
+                worker.connection.close()
+        return events
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.connection.close()
+        self._workers = []
+
+
+def tokenize_here(inputs: str | Path | list[str], out: Path, **flags: Any) -> TokenStore:
+    """As `tokenmill.tokenize`, without starting processes; for tests of what a run writes, not of how it runs."""
+    names = [str(inputs)] if isinstance(inputs, (str, Path)) else inputs
+    request = Request.from_flags({"inputs": names, "out": str(out), **flags})
+    run(request, Silence(), ThreadExecutor())  # type: ignore[arg-type]
+    return TokenStore(out)

@@ -17,6 +17,7 @@ import pytest
 
 import tokenmill as tm
 from tests.running import command, jsonl, sentence, texts_of, tokenmill, wait_for
+from tokenmill.cli import main
 
 COMMANDS = ("tokenize", "status", "inspect", "verify", "train-tokenizer", "demo")
 
@@ -70,7 +71,6 @@ MISTAKES = [
     ("a.jsonl -o out", 2, "--tokenizer SPEC is missing"),
     ("a.jsonl -o out --tokenizer ./nowhere", 2, "--tokenizer ./nowhere: no such file or directory"),
     ("a.jsonl -o out --tokenizer empty", 2, "empty has no tokenizer.json"),
-    ("a.jsonl -o out --tokenizer no-one/nothing", 2, "--tokenizer no-one/nothing is not a local path"),
     ("a.jsonl -o out --tokenizer tiktoken:nope", 2, "tiktoken has no such encoding"),
     ("a.jsonl -o out --config none.yaml", 2, "--config none.yaml cannot be read"),
     ("a.jsonl -o out --config list.yaml", 2, "--config list.yaml must be a mapping"),
@@ -83,13 +83,33 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "code", "message"), MISTAKES, ids=[m[0].replace(" ", "_") for m in MISTAKES])
-def test_a_mistake_is_a_sentence_and_exit_code_1_or_2(arguments: str, code: int, message: str, folder: Path) -> None:
-    done = tokenmill("tokenize", *arguments.split(), cwd=folder, env={"HF_HUB_OFFLINE": "1"})
-    assert done.returncode == code
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-    last = " ".join(done.stderr.replace("│", " ").split())
-    assert message in last
+def test_a_mistake_is_a_sentence_and_exit_code_1_or_2(
+    arguments: str,
+    code: int,
+    message: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("sys.argv", ["tokenmill", "tokenize", *arguments.split()])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    captured = capfd.readouterr()
+    assert caught.value.code == code
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+    assert message in " ".join(captured.err.replace("│", " ").split())
+    assert not (folder / "out").exists()
+
+
+def test_a_hub_name_without_a_network_says_what_to_do(folder: Path) -> None:
+    arguments = ["tokenize", "a.jsonl", "-o", "out", "--tokenizer", "no-one/nothing"]
+    done = tokenmill(*arguments, cwd=folder, env={"HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 2
+    assert "--tokenizer no-one/nothing is not a local path" in sentence(done)
+    assert "pass a directory with its tokenizer.json" in sentence(done)
 
 
 def test_an_unknown_command_is_refused_and_none_shows_help() -> None:
@@ -232,7 +252,7 @@ def test_ctrl_c_in_a_terminal_is_one_sentence(tmp_path: Path) -> None:
         command("tokenize", tmp_path / "a.jsonl", "-o", out, "--tokenizer", "bytes", "--task-bytes", "1kB")
     )
     wait_for(lambda: terminal.read() and len(list((out / ".tasks").glob("0*.json"))) > 5)
-    terminal.press(b"\x03")
+    terminal.press(b"\x03\x03\x03")
     assert terminal.wait() == 130
     shown = terminal.output.decode()
     assert "stopped by SIGINT; run the same command again to continue" in shown

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tokenmill as tm
-from tests.running import compress, jsonl, rejects_of, sentence, sources_of, texts_of, tokenmill, zstd
+from tests.running import compress, jsonl, rejects_of, sentence, sources_of, texts_of, tokenize_here, tokenmill, zstd
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -184,7 +184,7 @@ def test_compressed_lines_are_skipped_by_the_same_numbers(kind: str, tmp_path: P
     names = [name for name in BAD if name.endswith(".jsonl") and name != "nested.jsonl"]
     for name in names:
         (tmp_path / name).write_bytes(compress(BAD[name].data, kind))
-    store = tm.tokenize(
+    store = tokenize_here(
         [str(tmp_path / name) for name in names],
         tmp_path / "out",
         tokenizer="bytes",
@@ -200,7 +200,7 @@ def test_compressed_lines_are_skipped_by_the_same_numbers(kind: str, tmp_path: P
 def test_sound_but_odd_inputs_need_no_skipping(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for name, defect in SOUND.items():
         (tmp_path / name).write_bytes(defect.data)
-    store = tm.tokenize([str(tmp_path / name) for name in SOUND], tmp_path / "out", tokenizer="bytes", workers=1)
+    store = tokenize_here([str(tmp_path / name) for name in SOUND], tmp_path / "out", tokenizer="bytes", workers=1)
     _check_skipped(store, list(SOUND), {name: defect.texts for name, defect in SOUND.items()})
     assert capfd.readouterr().err == ""
 
@@ -211,7 +211,7 @@ def test_fail_names_the_file_and_the_first_bad_line(
 ) -> None:
     (tmp_path / name).write_bytes(BAD[name].data)
     with pytest.raises(tm.DataError) as caught:
-        tm.tokenize(tmp_path / name, tmp_path / "out", tokenizer="bytes", workers=1)
+        tokenize_here(tmp_path / name, tmp_path / "out", tokenizer="bytes", workers=1)
     message = str(caught.value)
     first = next(iter(BAD[name].rejects))
     assert message.startswith(f"{name}: " if first is None else f"{name} line {first}: ")
@@ -226,7 +226,7 @@ def test_fail_counts_lines_through_all_tasks_of_a_file(tmp_path: Path) -> None:
         path = tmp_path / f"{kind}.jsonl"
         path.write_bytes(compress(data, kind))
         with pytest.raises(tm.DataError, match=rf"{kind}\.jsonl line 201: not JSON"):
-            tm.tokenize(path, tmp_path / f"out-{kind}", tokenizer="bytes", task_bytes=500, workers=2)
+            tokenize_here(path, tmp_path / f"out-{kind}", tokenizer="bytes", task_bytes=500, workers=2)
 
 
 def test_max_errors_stops_a_run_that_skips_too_much(tmp_path: Path) -> None:
@@ -257,8 +257,8 @@ def test_a_corrupt_parquet_page_costs_the_rows_behind_it(tmp_path: Path) -> None
     data[at : at + 6] = b"ROW 60"
     path.write_bytes(data)
     with pytest.raises(tm.DataError, match=r"a\.parquet line \d+: damaged Parquet data"):
-        tm.tokenize(path, tmp_path / "fail", tokenizer="bytes", workers=1)
-    store = tm.tokenize(path, tmp_path / "out", tokenizer="bytes", on_error="skip", task_bytes=80_000, workers=1)
+        tokenize_here(path, tmp_path / "fail", tokenizer="bytes", workers=1)
+    store = tokenize_here(path, tmp_path / "out", tokenizer="bytes", on_error="skip", task_bytes=80_000, workers=1)
     kept = texts_of(store)
     assert kept[:50] == texts[:50]
     assert kept[-25:] == texts[75:]
@@ -280,7 +280,7 @@ def test_an_unknown_format_is_refused_by_name(mode: str, tmp_path: Path) -> None
     for name, data in UNSUPPORTED.items():
         (tmp_path / name).write_bytes(data)
         with pytest.raises(tm.DataError, match=name):
-            tm.tokenize(
+            tokenize_here(
                 [str(tmp_path / "ok.jsonl"), str(tmp_path / name)], tmp_path / "out", tokenizer="bytes", on_error=mode
             )
     assert not (tmp_path / "out").exists()
@@ -365,11 +365,13 @@ def test_sound_files_of_the_readme_need_no_skipping(
 @pytest.mark.parametrize("name", list(LINES))
 def test_fail_names_what_is_wrong_with_a_file_of_the_readme(name: str, nasty: Path, tmp_path: Path) -> None:
     with pytest.raises(tm.DataError) as caught:
-        tm.tokenize(nasty / name, tmp_path / "out", tokenizer="bytes", workers=1)
+        tokenize_here(nasty / name, tmp_path / "out", tokenizer="bytes", workers=1)
     line = LINES[name][1][0]
     assert str(caught.value).startswith(f"{name}: " if line is None else f"{name} line {line}: ")
 
 
 def test_another_text_key_reads_the_file_with_another_column(nasty: Path, tmp_path: Path) -> None:
-    store = tm.tokenize(nasty / "wrong_column.parquet", tmp_path / "out", tokenizer="bytes", text_key="body", workers=1)
+    store = tokenize_here(
+        nasty / "wrong_column.parquet", tmp_path / "out", tokenizer="bytes", text_key="body", workers=1
+    )
     assert store.num_documents == 50

@@ -15,7 +15,17 @@ import xxhash
 
 import tokenmill as tm
 from tests.conftest import make_texts, write_jsonl
-from tests.running import compress, ids_of, jsonl, rejects_of, snapshot, sources_of, texts_of, write_parquet
+from tests.running import (
+    compress,
+    ids_of,
+    jsonl,
+    rejects_of,
+    snapshot,
+    sources_of,
+    texts_of,
+    tokenize_here,
+    write_parquet,
+)
 
 EOS, BOS = 0, 1
 ODD_TEXTS = [
@@ -185,7 +195,7 @@ def test_bos_and_eos_are_what_the_flags_say(
 ) -> None:
     texts = ["the mill", "", "a b"]
     path = write_jsonl(tmp_path / "a.jsonl", texts)
-    store = tm.tokenize(path, tmp_path / "out", tokenizer=str(tiny_tokenizer), workers=1, **flags)
+    store = tokenize_here(path, tmp_path / "out", tokenizer=str(tiny_tokenizer), workers=1, **flags)
     assert ids_of(store) == [[*before, *reference(text), *after] for text in texts]
     policy = store.manifest.special_tokens
     assert ([policy.bos_id] if before else []) == before
@@ -206,12 +216,12 @@ def test_a_tokenizer_that_names_no_eos_is_an_error_that_names_the_flag(tmp_path:
     path = write_jsonl(tmp_path / "a.jsonl", ["x"])
     tokenizer = _change_tokenizer(tiny_tokenizer, tmp_path / "tokenizer", lambda _: None)
     with pytest.raises(tm.UsageError, match="--eos-token"):
-        tm.tokenize(path, tmp_path / "out", tokenizer=str(tokenizer))
+        tokenize_here(path, tmp_path / "out", tokenizer=str(tokenizer))
     assert not (tmp_path / "out").exists()
     with pytest.raises(tm.UsageError, match="--bos-token"):
-        tm.tokenize(path, tmp_path / "out", tokenizer=str(tokenizer), eos=False, bos=True)
+        tokenize_here(path, tmp_path / "out", tokenizer=str(tokenizer), eos=False, bos=True)
     with pytest.raises(tm.UsageError, match="--eos-token '<nope>' is not a token"):
-        tm.tokenize(path, tmp_path / "out", tokenizer=str(tokenizer), eos_token="<nope>")
+        tokenize_here(path, tmp_path / "out", tokenizer=str(tokenizer), eos_token="<nope>")
 
 
 def test_a_template_that_adds_bos_adds_it_by_default(tmp_path: Path, tiny_tokenizer: Path) -> None:
@@ -225,9 +235,9 @@ def test_a_template_that_adds_bos_adds_it_by_default(tmp_path: Path, tiny_tokeni
 
     tokenizer = _change_tokenizer(tiny_tokenizer, tmp_path / "t", add_template, eos_token="<|endoftext|>")
     path = write_jsonl(tmp_path / "a.jsonl", ["the mill", ""])
-    store = tm.tokenize(path, tmp_path / "out", tokenizer=str(tokenizer), workers=1)
+    store = tokenize_here(path, tmp_path / "out", tokenizer=str(tokenizer), workers=1)
     assert [(ids[0], ids[-1]) for ids in ids_of(store)] == [(BOS, EOS)] * 2
-    store = tm.tokenize(path, tmp_path / "bare", tokenizer=str(tokenizer), bos=False, workers=1)
+    store = tokenize_here(path, tmp_path / "bare", tokenizer=str(tokenizer), bos=False, workers=1)
     assert ids_of(store)[1] == [EOS]
 
 
@@ -236,7 +246,7 @@ SPECIAL_TEXTS = ["plain", "one <|endoftext|> two <|begin|>", "<|endoftext|>", "a
 
 def test_special_token_strings_can_be_parsed_and_are_counted(tmp_path: Path, tiny_tokenizer: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", SPECIAL_TEXTS)
-    store = tm.tokenize(path, tmp_path / "out", tokenizer=str(tiny_tokenizer), special_tokens="parse", workers=1)
+    store = tokenize_here(path, tmp_path / "out", tokenizer=str(tiny_tokenizer), special_tokens="parse", workers=1)
     assert store.manifest.special_tokens.num_parsed == 3
     assert [sum(token < 2 for token in ids) - 1 for ids in ids_of(store)] == [0, 2, 1, 0]
 
@@ -247,8 +257,8 @@ def test_special_token_strings_can_be_errors(tmp_path: Path, tiny_tokenizer: Pat
     path.write_bytes(b"\n".join([data[0], data[1], b"broken", *data[2:]]))
     flags: dict[str, Any] = {"tokenizer": str(tiny_tokenizer), "special_tokens": "error", "workers": 1}
     with pytest.raises(tm.DataError, match=r"a\.jsonl line 2: .*special token"):
-        tm.tokenize(path, tmp_path / "fail", **flags)
-    store = tm.tokenize(path, tmp_path / "skip", **flags, on_error="skip")
+        tokenize_here(path, tmp_path / "fail", **flags)
+    store = tokenize_here(path, tmp_path / "skip", **flags, on_error="skip")
     assert store.manifest.rejects == {"malformed-json": 1, "special-token": 2}
     assert store.num_documents == 2
     assert [row["reason"] for row in rejects_of(store.path)] == ["special-token", "malformed-json", "special-token"]
@@ -258,7 +268,7 @@ def test_special_token_strings_can_be_errors(tmp_path: Path, tiny_tokenizer: Pat
         len(data[0]) + len(data[1]) + len("broken") + 3,
     ]
     with pytest.raises(tm.TokenmillError, match="more than --max-errors 2"):
-        tm.tokenize(path, tmp_path / "few", **flags, on_error="skip", max_errors=2)
+        tokenize_here(path, tmp_path / "few", **flags, on_error="skip", max_errors=2)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "json", "parquet", "txt"])
@@ -279,7 +289,7 @@ def test_limit_takes_exactly_the_first_documents_of_the_inputs(kind: str, task_b
                 compress(jsonl(some).replace(b'"text": "document 20 ', b'"text": 20, "'), kind[6:] or "none")
             )
         paths.append(str(path))
-    store = tm.tokenize(
+    store = tokenize_here(
         paths, tmp_path / "out", tokenizer="bytes", limit=83, on_error="skip", task_bytes=task_bytes, workers=2
     )
     assert store.manifest.num_documents_in == 83
@@ -303,7 +313,7 @@ def test_val_fraction_sends_equal_texts_to_one_side_and_depends_on_the_seed(tmp_
 
 def test_a_split_without_documents_has_no_files(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["only one"])
-    store = tm.tokenize(path, tmp_path / "out", tokenizer="bytes", val_fraction=1e-9, workers=1)
+    store = tokenize_here(path, tmp_path / "out", tokenizer="bytes", val_fraction=1e-9, workers=1)
     assert store.splits["val"].num_documents == 0
     assert not (tmp_path / "out" / "val").exists()
 
@@ -316,7 +326,7 @@ def test_files_directories_globs_and_lists_are_read_in_order_and_small_ones_shar
     write_jsonl(tmp_path / "named.jsonl", ["named"])
     (tmp_path / "list.txt").write_text(f"{tmp_path / 'named.jsonl'}\n\n{tmp_path / 'glob3.jsonl'}\n")
     inputs = [str(tmp_path / "folder"), f"@{tmp_path / 'list.txt'}", str(tmp_path / "glob[0-4].jsonl")]
-    store = tm.tokenize(inputs, tmp_path / "out", tokenizer="bytes", task_bytes=2_000, workers=2)
+    store = tokenize_here(inputs, tmp_path / "out", tokenizer="bytes", task_bytes=2_000, workers=2)
     assert texts_of(store) == [
         *(f"folder {number}" for number in sorted(range(12), key=lambda n: (n % 3, n))),
         "named",
@@ -331,7 +341,7 @@ def test_empty_inputs_and_empty_texts_are_no_special_case(tmp_path: Path) -> Non
     (tmp_path / "blank.txt").write_bytes(b"\n\n \r\n")
     (tmp_path / "nothing.jsonl.zst").write_bytes(compress(b"", "zst"))
     write_jsonl(tmp_path / "texts.jsonl", ["", "", "x", ""])
-    bare = tm.tokenize(
+    bare = tokenize_here(
         [str(tmp_path / name) for name in ("empty.jsonl", "texts.jsonl", "blank.txt")],
         tmp_path / "bare",
         tokenizer="bytes",
@@ -340,7 +350,7 @@ def test_empty_inputs_and_empty_texts_are_no_special_case(tmp_path: Path) -> Non
     )
     assert ids_of(bare) == [[], [], [120], []]
     assert bare.document(0).tolist() == []
-    none = tm.tokenize(
+    none = tokenize_here(
         [str(tmp_path / "empty.jsonl"), str(tmp_path / "nothing.jsonl.zst")], tmp_path / "none", tokenizer="bytes"
     )
     assert (none.num_documents, none.num_tokens, none.manifest.splits["train"].shards) == (0, 0, [])
@@ -352,7 +362,7 @@ def test_a_large_vocabulary_is_stored_as_int32(tmp_path: Path, tiny_tokenizer: P
 
     tokenizer = _change_tokenizer(tiny_tokenizer, tmp_path / "t", enlarge)
     path = write_jsonl(tmp_path / "a.jsonl", ["the mill", "größer"])
-    store = tm.tokenize(path, tmp_path / "out", tokenizer=str(tokenizer), eos_token="65536", workers=1)
+    store = tokenize_here(path, tmp_path / "out", tokenizer=str(tokenizer), eos_token="65536", workers=1)
     assert store.manifest.dtype == "int32"
     data = np.memmap(tmp_path / "out/train/shard-00000-0000.bin", dtype="<i4", mode="r")
     assert data[-1] == 65_536
@@ -366,7 +376,7 @@ def test_a_dotted_text_key_leads_into_nested_objects(tmp_path: Path) -> None:
     rows = [{"doc": {"body": {"raw": f"text {n}"}, "id": n}, "text": "not this"} for n in range(5)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags: dict[str, Any] = {"text_key": "doc.body.raw", "keep_keys": ["doc.id"], "workers": 1}
-    store = tm.tokenize(path, tmp_path / "out", tokenizer="bytes", **flags)
+    store = tokenize_here(path, tmp_path / "out", tokenizer="bytes", **flags)
     assert texts_of(store) == [f"text {n}" for n in range(5)]
     assert sources_of(store)["key.doc.id"].to_pylist() == [str(n) for n in range(5)]
 
@@ -379,7 +389,7 @@ def test_plain_text_is_cut_at_separators_however_tasks_are_cut(separator: str, t
     for kind in ("none", "gz"):
         (tmp_path / f"a-{kind}.txt").write_bytes(compress(data, kind))
     paths = [str(tmp_path / f"a-{kind}.txt") for kind in ("none", "gz")]
-    store = tm.tokenize(paths, tmp_path / "out", tokenizer="bytes", separator=separator, task_bytes=100, workers=2)
+    store = tokenize_here(paths, tmp_path / "out", tokenizer="bytes", separator=separator, task_bytes=100, workers=2)
     assert texts_of(store) == expected * 2
     for input, position, text in zip(
         *(sources_of(store)[name].to_pylist() for name in ("input", "position")), expected * 2, strict=True
@@ -392,7 +402,7 @@ def test_whole_files_are_one_document_each(tmp_path: Path) -> None:
     texts = ["one\n\ntwo\n", "", "\ufeffbom\r\nkept line ends\r\n", "x" * 5000]
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_bytes(compress(text.encode(), "zst" if number == 3 else "none"))
-    store = tm.tokenize(
+    store = tokenize_here(
         str(tmp_path / "*.txt"), tmp_path / "out", tokenizer="bytes", whole_files=True, task_bytes=1000, workers=2
     )
     assert texts_of(store) == [text.removeprefix("\ufeff") for text in texts]
@@ -439,7 +449,7 @@ def test_a_document_above_the_limit_of_bytes_is_a_reject_with_its_position(tmp_p
     texts = ["short", "é" * 600, "x" * 1000, "x" * 1001, "last"]
     for kind in ("none", "zst"):
         (tmp_path / f"{kind}.jsonl").write_bytes(compress(jsonl(texts), kind))
-    store = tm.tokenize(
+    store = tokenize_here(
         [str(tmp_path / "none.jsonl"), str(tmp_path / "zst.jsonl")],
         tmp_path / "out",
         tokenizer="bytes",

@@ -135,9 +135,13 @@ def tokenize(
     from tokenmill.summary import print_summary
 
     flags = {key: value for key, value in context.params.items() if key not in {"config", "log_json", "quiet"}}
-    merged = _merge_config(config, flags, context)
-    log_json, quiet = (merged.pop("log_json", False) or log_json), (merged.pop("quiet", False) or quiet)
-    request = Request.from_flags(merged)
+    try:
+        merged = _merge_config(config, flags, context)
+        log_json, quiet = (merged.pop("log_json", False) or log_json), (merged.pop("quiet", False) or quiet)
+        request = Request.from_flags(merged)
+    except BaseException:
+        executor.close()
+        raise
     outcome = run(request, choose_display(log_json=log_json, quiet=quiet), executor)
     print_summary(outcome, request)
 
