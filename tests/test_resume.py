@@ -21,6 +21,7 @@ from tests.running import (
     snapshot,
     start,
     texts_of,
+    tokenize_here,
     tokenmill,
     wait_for,
     write_parquet,
@@ -156,7 +157,7 @@ class Stopped:
         return [str(path) for path in sorted(self.folder.iterdir()) if path.name != "out"]
 
     def run(self, **flags: Any) -> tm.TokenStore:
-        return tm.tokenize(flags.pop("inputs", self.inputs), self.out, **{**self.flags, **flags})
+        return tokenize_here(flags.pop("inputs", self.inputs), self.out, **{**self.flags, **flags})
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +188,7 @@ def test_an_error_leaves_a_store_that_other_run_flags_continue(stopped: Stopped)
     assert identities(stopped.out, done) == published
     assert store.manifest.num_documents_in == 12 + 12 + 20 + 5
     assert [(row["file"], row["line"]) for row in rejects_of(stopped.out)] == [("z.jsonl", 5)]
-    fresh = tm.tokenize(stopped.inputs, stopped.folder.parent / "fresh", **stopped.flags, on_error="skip")
+    fresh = tokenize_here(stopped.inputs, stopped.folder.parent / "fresh", **stopped.flags, on_error="skip")
     assert snapshot(fresh.path) == snapshot(stopped.out)
 
 
@@ -280,14 +281,14 @@ def test_a_large_input_that_was_changed_between_samples_is_read_again(tmp_path: 
     path.write_bytes(data)
     flags: dict[str, Any] = {"tokenizer": "bytes", "task_bytes": "3MB", "workers": 1}
     with pytest.raises(tm.DataError, match="line 10"):
-        tm.tokenize(path, tmp_path / "out", **flags)
+        tokenize_here(path, tmp_path / "out", **flags)
     assert len(journal_of(tmp_path / "out")) == 2
     at = 200_000
     data[at] = ord("y")
     path.write_bytes(data)
-    store = tm.tokenize(path, tmp_path / "out", **flags, on_error="skip")
+    store = tokenize_here(path, tmp_path / "out", **flags, on_error="skip")
     assert "y" in texts_of(store)[0]
-    fresh = tm.tokenize(path, tmp_path / "fresh", **flags, on_error="skip")
+    fresh = tokenize_here(path, tmp_path / "fresh", **flags, on_error="skip")
     assert snapshot(fresh.path) == snapshot(store.path)
 
 
@@ -296,7 +297,7 @@ def test_shards_that_went_missing_from_an_unfinished_store_are_made_again(stoppe
     shards[0].unlink()
     shards[1].write_bytes(shards[1].read_bytes()[:-2])
     stopped.run(on_error="skip")
-    fresh = tm.tokenize(stopped.inputs, stopped.folder.parent / "fresh", **stopped.flags, on_error="skip")
+    fresh = tokenize_here(stopped.inputs, stopped.folder.parent / "fresh", **stopped.flags, on_error="skip")
     assert snapshot(fresh.path) == snapshot(stopped.out)
 
 
@@ -318,8 +319,8 @@ def test_too_many_errors_are_too_many_in_every_attempt(tmp_path: Path) -> None:
     flags: dict[str, Any] = {"tokenizer": "bytes", "workers": 1, "on_error": "skip"}
     for _ in range(2):
         with pytest.raises(tm.TokenmillError, match="4 records .* more than --max-errors 3"):
-            tm.tokenize(path, tmp_path / "out", **flags, max_errors=3)
-    assert tm.tokenize(path, tmp_path / "out", **flags, max_errors=4).manifest.num_rejects == 4
+            tokenize_here(path, tmp_path / "out", **flags, max_errors=3)
+    assert tokenize_here(path, tmp_path / "out", **flags, max_errors=4).manifest.num_rejects == 4
 
 
 # Finished stores, and directories that are none.
@@ -362,13 +363,13 @@ def test_the_same_command_on_a_finished_store_says_so_and_writes_nothing(tmp_pat
 def test_what_a_kill_after_the_manifest_leaves_is_cleared_away(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", ["x", "y"])
     out = tmp_path / "out"
-    tm.tokenize(path, out, tokenizer="bytes", workers=1)
+    tokenize_here(path, out, tokenizer="bytes", workers=1)
     expected = snapshot(out)
     (out / ".tasks").mkdir()
     (out / ".tasks" / "plan.json").write_text("{}")
     (out / "run.json.tmp").write_text("{")
     (out / ".lock").write_text("1")
-    tm.tokenize(path, out, tokenizer="bytes", workers=1)
+    tokenize_here(path, out, tokenizer="bytes", workers=1)
     assert snapshot(out) == expected
 
 
@@ -383,7 +384,7 @@ def test_a_lock_of_a_dead_process_and_its_temporary_files_do_not_block(stopped: 
     (stopped.out / "train" / "shard-00003-0000.bin.1f.tmp").write_bytes(b"12")
     (stopped.out / "train" / "shard-00003-0000.bin").write_bytes(b"published, but not in the journal")
     stopped.run(on_error="skip")
-    fresh = tm.tokenize(stopped.inputs, stopped.folder.parent / "fresh", **stopped.flags, on_error="skip")
+    fresh = tokenize_here(stopped.inputs, stopped.folder.parent / "fresh", **stopped.flags, on_error="skip")
     assert snapshot(fresh.path) == snapshot(stopped.out)
 
 
@@ -397,21 +398,21 @@ def test_a_directory_that_is_no_store_is_refused_and_left_alone(overwrite: bool,
     before = snapshot(tmp_path)
     for name in ("foreign", "images", "model"):
         with pytest.raises(tm.StoreError, match="is not empty and not a token store"):
-            tm.tokenize(path, tmp_path / name, tokenizer="bytes", overwrite=overwrite)
+            tokenize_here(path, tmp_path / name, tokenizer="bytes", overwrite=overwrite)
     with pytest.raises(tm.StoreError, match=r"a\.jsonl is a file"):
-        tm.tokenize(path, path, tokenizer="bytes", overwrite=overwrite)
+        tokenize_here(path, path, tokenizer="bytes", overwrite=overwrite)
     with pytest.raises(tm.StoreError, match="cannot be written"):
-        tm.tokenize(path, path / "below", tokenizer="bytes", overwrite=overwrite)
+        tokenize_here(path, path / "below", tokenizer="bytes", overwrite=overwrite)
     assert snapshot(tmp_path) == before
 
 
 def test_overwrite_leaves_files_that_are_not_the_stores_own(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(jsonl(["x"]))
-    tm.tokenize(path, tmp_path / "out", tokenizer="bytes", workers=1)
+    tokenize_here(path, tmp_path / "out", tokenizer="bytes", workers=1)
     (tmp_path / "out" / "notes.md").write_text("mine")
     (tmp_path / "out" / "train" / "notes.md").write_text("mine")
-    tm.tokenize(path, tmp_path / "out", tokenizer="bytes", workers=1, overwrite=True, eos=False)
+    tokenize_here(path, tmp_path / "out", tokenizer="bytes", workers=1, overwrite=True, eos=False)
     assert (tmp_path / "out" / "notes.md").exists()
     assert (tmp_path / "out" / "train" / "notes.md").exists()
 
@@ -420,12 +421,12 @@ def test_an_overwrite_that_was_killed_half_way_can_be_done_again(tmp_path: Path)
     path = tmp_path / "a.jsonl"
     path.write_bytes(jsonl(make_texts(20, 5)))
     out = tmp_path / "out"
-    tm.tokenize(path, out, tokenizer="bytes", task_bytes=TASK_BYTES, workers=1)
+    tokenize_here(path, out, tokenizer="bytes", task_bytes=TASK_BYTES, workers=1)
     expected = snapshot(out)
     # What is left when the manifest and some shards are gone already, and entries of an older run are not.
     (out / "manifest.json").unlink()
     (out / "train" / "shard-00000-0000.bin").unlink()
     (out / ".tasks").mkdir()
     (out / ".tasks" / "00000-0001.json").write_text("{}")
-    tm.tokenize(path, out, tokenizer="bytes", task_bytes=TASK_BYTES, workers=1)
+    tokenize_here(path, out, tokenizer="bytes", task_bytes=TASK_BYTES, workers=1)
     assert snapshot(out) == expected
