@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from tokenmill.engines import Tokenizer
+from tokenmill.errors import StoreError
 from tokenmill.files import sync_directory, write_durably
 from tokenmill.pipeline.journal import Journal, StoredReject, TaskRecord
 from tokenmill.pipeline.plan import InputFile
@@ -42,6 +43,7 @@ REJECTS = "rejects.jsonl"
 def finish(
     journal: Journal,
     *,
+    num_tasks: int,
     settings: Settings,
     inputs: list[InputFile],
     tokenizer: Tokenizer,
@@ -50,6 +52,10 @@ def finish(
 ) -> Manifest:
     """Write rejects.jsonl and the manifest from the journal, then remove the journal."""
     records = list(journal.records())
+    if len(records) != num_tasks:
+        raise StoreError(
+            f"{journal.folder} has {len(records)} entries for {num_tasks} finished tasks; run the same command again"
+        )
     journal.sweep({record.name: record for record in records})
     store = journal.store
     rejects: Counter[str] = Counter()

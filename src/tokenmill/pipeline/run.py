@@ -170,6 +170,7 @@ class _Attempt:
         observer.write_run_file()
         manifest = finish(
             self._journal,
+            num_tasks=scheduler.tally.num_tasks_done,
             settings=self._settings,
             inputs=self._files,
             tokenizer=self._tokenizer,

@@ -82,7 +82,8 @@ class Scheduler:
         self._max_errors = max_errors
         self._observe = observe
         self._say = say
-        self.tally = Tally(sum(file.bytes for file in plan.inputs))
+        streamed = sum(plan.inputs[stream.input].bytes for stream in plan.streams)
+        self.tally = Tally(sum(task.bytes for task in plan.tasks) + streamed)
         self._pending: list[tuple[int, int, int, Task]] = []
         self._spooled: deque[Task] = deque()
         self._streams: deque[Stream] = deque()
