@@ -23,8 +23,9 @@ class HuggingFaceEngine:
     num_rerouted = 0
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens, *, threads: bool = False) -> None:
-        os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads else "false"
         import tokenizers
+
+        self._parallelism = "true" if threads else "false"
 
         try:
             self._backend = tokenizers.Tokenizer.from_buffer(tokenizer.files[tokenizer.main_file])
@@ -36,6 +37,9 @@ class HuggingFaceEngine:
 
     def encode(self, texts: list[str]) -> TokenBatch:
         """Encode each text without the post-processor's special tokens."""
+        if os.environ.get("TOKENIZERS_PARALLELISM") != self._parallelism:
+            # The library asks the environment at every call, and another engine may have said otherwise.
+            os.environ["TOKENIZERS_PARALLELISM"] = self._parallelism
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         return TokenBatch.from_lists([encoding.ids for encoding in encodings])
 

@@ -32,6 +32,8 @@ class Budget:
     num_workers: int
     memory_bytes: int
     worker_bytes: int
+    gate_beside_tasks: bool
+    """Whether there is memory for the parity gate while workers are at their first tasks."""
 
 
 def make_budget(request: Request, tokenizer_bytes: int) -> Budget:
@@ -53,4 +55,4 @@ def make_budget(request: Request, tokenizer_bytes: int) -> Budget:
             f"tokenizer: it needs {format_bytes(needed)}"
         )
     share = int((budget - PARENT_BYTES) / workers * CACHE_MARGIN)
-    return Budget(workers, budget, share)
+    return Budget(workers, budget, share, PARENT_BYTES + smallest * (workers + 1) <= budget)

@@ -11,12 +11,14 @@ from tokenmill.pipeline.stages import Stages
 from tokenmill.store.manifest import ParityInfo
 
 __all__ = [
+    "AskToPublish",
     "Cut",
     "Done",
     "Failed",
     "FeedStream",
     "FromWorker",
     "GateResult",
+    "MayPublish",
     "NeedSlot",
     "Preview",
     "Progress",
@@ -52,6 +54,14 @@ class Slot(msgspec.Struct, tag=True, frozen=True):
 
 class RunGate(msgspec.Struct, tag=True, frozen=True):
     """Compare the engine with its reference."""
+
+
+class MayPublish(msgspec.Struct, tag=True, frozen=True):
+    """The gate has passed: what is finished may be given its name, now and from here on."""
+
+
+class AskToPublish(msgspec.Struct, tag=True, frozen=True):
+    """The worker has finished its first task and waits until the gate has passed."""
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):
@@ -130,8 +140,8 @@ class GateResult(msgspec.Struct, tag=True, frozen=True):
     preview: Preview | None
 
 
-ToWorker = RunTask | FeedStream | Slot | RunGate
-FromWorker = Done | Failed | Progress | NeedSlot | Cut | StreamEnded | GateResult
+ToWorker = RunTask | FeedStream | Slot | RunGate | MayPublish
+FromWorker = AskToPublish | Done | Failed | Progress | NeedSlot | Cut | StreamEnded | GateResult
 
 encode = msgspec.msgpack.Encoder().encode
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

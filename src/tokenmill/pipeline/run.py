@@ -1,6 +1,6 @@
 """`tokenize`: from a request to a finished store.
 
-    inspect inputs -> take the directory -> resume or begin -> parity gate -> tasks -> manifest
+    inspect inputs -> take the directory -> resume or begin -> parity gate, tasks -> manifest
 
 Each step refuses what it must not touch, in a sentence, before it changes anything. Whatever
 ends a run early leaves a directory that the same command continues.
@@ -22,28 +22,25 @@ import msgspec
 
 from tokenmill.engines import Choice, Tokenizer, choose, load_tokenizer
 from tokenmill.errors import StoreError, TokenmillError
-from tokenmill.executors.base import Death
 from tokenmill.executors.local import LocalExecutor, start_executor
 from tokenmill.files import expand_inputs
 from tokenmill.pipeline.budget import Budget, make_budget
 from tokenmill.pipeline.finish import finish
 from tokenmill.pipeline.journal import Journal, Lock
-from tokenmill.pipeline.messages import Failed, GateResult, RunGate, decode_from_worker, encode
+from tokenmill.pipeline.messages import Failed, GateResult
 from tokenmill.pipeline.observer import Observer
-from tokenmill.pipeline.plan import InputFile, inspect_inputs, make_plan
+from tokenmill.pipeline.plan import InputFile, Plan, inspect_inputs, make_plan
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.resume import Standing, begin_or_resume
-from tokenmill.pipeline.scheduler import SERVE, Scheduler
+from tokenmill.pipeline.scheduler import WORKER, Scheduler, Tally
 from tokenmill.pipeline.settings import Settings
 from tokenmill.pipeline.task import Job
 from tokenmill.pipeline.worker import WarmJob
 from tokenmill.progress import Display, Silence
-from tokenmill.store.manifest import Manifest
+from tokenmill.store.manifest import Manifest, ParityInfo
 from tokenmill.store.store import TokenStore
 
 __all__ = ["Interrupted", "tokenize"]
-
-WORKER = "tokenmill.pipeline.worker"
 
 
 class Interrupted(TokenmillError):
@@ -139,45 +136,81 @@ class _Attempt:
         self._standing = standing
         self._store = Path(request.out)
         self._journal = Journal(self._store)
+        self._engine: str = choice.engine
+        self._parity: ParityInfo | None = None
 
     def carry_out(self, budget: Budget) -> Outcome:
-        job = self._job(self._choice.engine, budget)
-        self._executor.warm(f"{WORKER}:warm", msgspec.json.encode(self._warm_job(job)))
         plan = make_plan(self._files, self._settings)
         observer = Observer(self._store, self._display, budget)
         try:
-            result = self._hold_gate(job)
-            job = self._settle(job, result)
-            _introduce(self._display, self._tokenizer, job, result, budget)
-            scheduler = Scheduler(
-                self._executor,
-                job,
-                plan,
-                self._journal,
-                num_workers=budget.num_workers,
-                max_errors=self._request.max_errors,
-                observe=observer.observe,
-                say=lambda text: self._display.say(text, style="yellow"),
-            )
-            scheduler.run(self._standing.done, self._standing.ended_streams)
+            tally = self._run(self._choice.engine, plan, observer, budget)
         except BaseException as error:
             self._executor.close()
             observer.close(completed=False)
-            self._journal.sweep({record.name: record for record in self._journal.records()})
+            self._sweep()
             raise _in_words(error, self._store) from None
         self._executor.close()
         observer.close(completed=True)
         observer.write_run_file()
+        parity = self._parity
         manifest = finish(
             self._journal,
-            num_tasks=scheduler.tally.num_tasks_done,
+            num_tasks=tally.num_tasks_done,
             settings=self._settings,
             inputs=self._files,
             tokenizer=self._tokenizer,
-            engine=job.engine,
-            parity=result.parity if result.parity.num_documents or result.parity.num_awkward else None,
+            engine=self._engine,
+            parity=parity if parity is not None and (parity.num_documents or parity.num_awkward) else None,
         )
         return Outcome(manifest, observer)
+
+    def _run(self, engine: str, plan: Plan, observer: Observer, budget: Budget) -> Tally:
+        """Run all tasks with the engine, or with its reference when the gate finds a difference."""
+        job = self._job(engine, budget)
+        self._engine = engine
+        self._executor.warm(f"{WORKER}:warm", msgspec.json.encode(self._warm_job(job)))
+
+        def gate_passed(result: GateResult) -> None:
+            self._parity = self._parity or result.parity
+            if result.parity.num_mismatches:
+                raise _Mismatch(result.parity)
+            _introduce(self._display, self._tokenizer, job, result, budget)
+
+        scheduler = Scheduler(
+            self._executor,
+            job,
+            plan,
+            self._journal,
+            num_workers=budget.num_workers,
+            gate_passed=gate_passed,
+            gate_beside_tasks=budget.gate_beside_tasks,
+            max_errors=self._request.max_errors,
+            observe=observer.observe,
+            say=lambda text: self._display.say(text, style="yellow"),
+        )
+        try:
+            scheduler.run(self._standing.done, self._standing.ended_streams)
+            return scheduler.tally
+        except _Mismatch as found:
+            reference = self._fall_back(found.parity)
+        return self._run(reference, plan, observer, budget)
+
+    def _fall_back(self, parity: ParityInfo) -> str:
+        """Forget what workers have done with an engine that differs, loudly, and name its reference."""
+        found = (
+            f"{self._engine} differs from {parity.reference} on {parity.num_mismatches} of "
+            f"{parity.num_documents + parity.num_awkward} texts, for example {parity.example!r}"
+        )
+        if self._choice.named:
+            raise TokenmillError(f"{found}; use --engine auto")
+        self._display.say(f"{found}; using {parity.reference}, which is slower", style="bold red")
+        self._executor.close()
+        self._sweep()
+        self._executor = start_executor()
+        return parity.reference
+
+    def _sweep(self) -> None:
+        self._journal.sweep({record.name: record for record in self._journal.records()})
 
     def _job(self, engine: str, budget: Budget) -> Job:
         return Job(
@@ -195,40 +228,13 @@ class _Attempt:
     def _warm_job(self, job: Job) -> WarmJob:
         return WarmJob(job.store, job.engine, self._settings.policy.special_tokens, self._tokenizer.sha256)
 
-    def _hold_gate(self, job: Job, *, again: bool = False) -> GateResult:
-        """Run the parity gate in a process of its own, whose memory goes with it; one that dies is tried once more."""
-        worker = self._executor.launch("gate", SERVE, msgspec.msgpack.encode(job))
-        worker.send(encode(RunGate()))
-        if not again:
-            self._executor.warm(f"{WORKER}:preload_writing", b"")
-        while True:
-            for event in self._executor.wait(1.0):
-                if isinstance(event, Death):
-                    died = f"the parity gate (process {worker.pid}) {event.how}"
-                    if again:
-                        raise TokenmillError(f"{died}; run the same command again to continue")
-                    self._display.say(f"{died}; trying it again", style="yellow")
-                    return self._hold_gate(job, again=True)
-                message = decode_from_worker(event.data)
-                if isinstance(message, Failed):
-                    raise message.to_error()
-                if isinstance(message, GateResult):
-                    worker.kill()
-                    return message
 
-    def _settle(self, job: Job, result: GateResult) -> Job:
-        """Go on with the engine, or with its reference when the gate found a difference."""
-        parity = result.parity
-        if parity.num_mismatches == 0:
-            return job
-        found = (
-            f"{job.engine} differs from {parity.reference} on {parity.num_mismatches} of "
-            f"{parity.num_documents + parity.num_awkward} texts, for example {parity.example!r}"
-        )
-        if self._choice.named:
-            raise TokenmillError(f"{found}; use --engine auto")
-        self._display.say(f"{found}; using {parity.reference}, which is slower", style="bold red")
-        return msgspec.structs.replace(job, engine=parity.reference)
+class _Mismatch(Exception):
+    """The parity gate found a difference."""
+
+    def __init__(self, parity: ParityInfo) -> None:
+        super().__init__(parity.example)
+        self.parity = parity
 
 
 def _introduce(display: Display, tokenizer: Tokenizer, job: Job, result: GateResult, budget: Budget) -> None:

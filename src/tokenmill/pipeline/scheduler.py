@@ -4,6 +4,9 @@ Plain files and Parquet are tasks from the start. A large compressed input is re
 *feeder*, which decompresses it into *slots*, files of one task each that workers take over; so
 one compressed file occupies all cores, and memory and disk in between are bounded by the
 number of slots. A worker that dies is named and its task is tried once more.
+
+The parity gate is held beside the first tasks where memory allows; workers do not publish before
+it has passed.
 """
 
 from __future__ import annotations
@@ -19,13 +22,17 @@ from tokenmill.errors import TokenmillError
 from tokenmill.executors.base import Death, Executor, Worker
 from tokenmill.pipeline.journal import Journal, TaskRecord
 from tokenmill.pipeline.messages import (
+    AskToPublish,
     Cut,
     Done,
     Failed,
     FeedStream,
     FromWorker,
+    GateResult,
+    MayPublish,
     NeedSlot,
     Progress,
+    RunGate,
     RunTask,
     Slot,
     StreamEnded,
@@ -39,7 +46,8 @@ from tokenmill.pipeline.task import Job
 __all__ = ["Scheduler", "Tally"]
 
 WAIT_SECONDS = 0.2
-SERVE = "tokenmill.pipeline.worker:serve"
+WORKER = "tokenmill.pipeline.worker"
+SERVE = f"{WORKER}:serve"
 
 
 class Tally(msgspec.Struct):
@@ -69,6 +77,8 @@ class Scheduler:
         journal: Journal,
         *,
         num_workers: int,
+        gate_passed: Callable[[GateResult], None],
+        gate_beside_tasks: bool = False,
         max_errors: int | None = None,
         observe: Callable[[Tally], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
@@ -79,6 +89,10 @@ class Scheduler:
         self._plan = plan
         self._journal = journal
         self._num_workers = num_workers
+        self._gate: Worker | None = None
+        self._gate_passed = gate_passed
+        self._gate_beside_tasks = gate_beside_tasks
+        self._waiting_for_gate: list[Worker] = []
         self._max_errors = max_errors
         self._observe = observe
         self._say = say
@@ -103,15 +117,34 @@ class Scheduler:
     def run(self, done: dict[str, TaskRecord], ended_streams: dict[int, int]) -> None:
         """Finish the plan, given what earlier attempts did; returns when every task is in the journal."""
         self._take_stock(done, ended_streams)
+        self._start_gate()
+        # Workers that are forked from here on have loaded what they write with.
+        self._executor.warm(f"{WORKER}:preload_writing", b"")
         while self._unfinished():
-            self._employ()
+            if self._gate is None or self._gate_beside_tasks:
+                self._employ()
             for event in self._executor.wait(WAIT_SECONDS):
                 if isinstance(event, Death):
                     self._bury(event.worker, event.how)
                 else:
                     self._hear(event.worker, decode_from_worker(event.data))
-            self._observe(self.tally)
+            if self._gate is None:
+                self._observe(self.tally)
         self._observe(self.tally)
+
+    def _start_gate(self) -> None:
+        """Hold the parity gate in a process of its own, whose memory goes with it."""
+        self._gate = self._executor.launch("the parity gate", SERVE, self._payload)
+        self._gate.send(encode(RunGate()))
+
+    def _open_gate(self, result: GateResult) -> None:
+        """Let workers publish, unless the run has something against it."""
+        self._gate_passed(result)
+        if self._gate is not None:
+            self._gate.kill()
+            self._gate = None
+        for worker in self._waiting_for_gate:
+            worker.send(encode(MayPublish()))
 
     def _take_stock(self, done: dict[str, TaskRecord], ended_streams: dict[int, int]) -> None:
         self._done = dict(done)
@@ -138,7 +171,7 @@ class Scheduler:
         self.tally.resumed_bytes += size
 
     def _unfinished(self) -> bool:
-        return bool(self._pending or self._spooled or self._streams or self._running or self._feeding)
+        return bool(self._gate or self._pending or self._spooled or self._streams or self._running or self._feeding)
 
     def _employ(self) -> None:
         """Give every idle worker a task, and start feeders while workers would starve."""
@@ -175,6 +208,13 @@ class Scheduler:
     def _hear(self, worker: Worker, message: FromWorker) -> None:
         if isinstance(message, Progress):
             self._count(worker, message)
+        elif isinstance(message, GateResult):
+            self._open_gate(message)
+        elif isinstance(message, AskToPublish):
+            if self._gate is None:
+                worker.send(encode(MayPublish()))
+            else:
+                self._waiting_for_gate.append(worker)
         elif isinstance(message, Done):
             self._finish(worker, message.record)
         elif isinstance(message, NeedSlot):
@@ -237,7 +277,12 @@ class Scheduler:
             self._idle.remove(worker)
         if worker in self._hungry:
             self._hungry.remove(worker)
-        if worker in self._feeding:
+        if worker in self._waiting_for_gate:
+            self._waiting_for_gate.remove(worker)
+        if worker is self._gate:
+            self._retry(worker, how, "comparing the engine with its reference", "gate")
+            self._start_gate()
+        elif worker in self._feeding:
             stream = self._feeding.pop(worker)
             if worker in self._held_slot:
                 self._free_slots.append(self._held_slot.pop(worker))

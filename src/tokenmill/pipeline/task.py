@@ -59,7 +59,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class TaskRunner:
     """Runs tasks of one job with one engine.
 
-    `report` is called after every batch; `relieve` whenever memory may have grown, to give some back.
+    `report` is called after every batch; `relieve` whenever memory may have grown, to give some back;
+    `await_gate` before a task is published.
     """
 
     def __init__(
@@ -68,11 +69,13 @@ class TaskRunner:
         engine: Engine,
         report: Callable[[Stages], None],
         relieve: Callable[[], None] = lambda: None,
+        await_gate: Callable[[], None] = lambda: None,
     ) -> None:
         self._job = job
         self._engine = engine
         self._report = report
         self._relieve = relieve
+        self._await_gate = await_gate
         self._journal = Journal(Path(job.store))
         self._dtype = dtype_for(job.vocab_size)
         self._special_ids = _special_table(job) if job.settings.policy.special_tokens != "as-text" else None
@@ -87,6 +90,7 @@ class TaskRunner:
             if task.damage is not None:
                 output.reject_damage(task.damage)
                 self._report(Stages(num_rejects=1))
+            self._await_gate()
             return output.publish(self._engine.num_rerouted - rerouted)
         except BaseException:
             output.discard()

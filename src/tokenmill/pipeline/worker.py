@@ -19,10 +19,12 @@ from tokenmill.executors.base import Channel
 from tokenmill.pipeline.gate import hold_gate
 from tokenmill.pipeline.journal import Lock
 from tokenmill.pipeline.messages import (
+    AskToPublish,
     Cut,
     Done,
     Failed,
     FeedStream,
+    MayPublish,
     NeedSlot,
     Progress,
     RunGate,
@@ -109,6 +111,7 @@ class _Worker:
         self._job = job
         self._channel = channel
         self._engine: Engine | None = None
+        self._may_publish = False
         self._runner: TaskRunner | None = None
         self._process = psutil.Process()
         self._memory_limit = job.worker_bytes
@@ -127,10 +130,19 @@ class _Worker:
 
     def _run_task(self, task: Task) -> None:
         if self._runner is None:
-            self._runner = TaskRunner(self._job, self._load_engine(), self._report, self._relieve)
+            self._runner = TaskRunner(self._job, self._load_engine(), self._report, self._relieve, self._await_gate)
         record = self._runner.run(task, run=f"{os.getpid():x}")
         self._flush()
         self._channel.send_bytes(encode(Done(record)))
+
+    def _await_gate(self) -> None:
+        """Hold back the first task until the engine's ids are known to be right."""
+        if not self._may_publish:
+            self._flush()
+            self._channel.send_bytes(encode(AskToPublish()))
+            answer = decode_to_worker(self._channel.recv_bytes())
+            assert isinstance(answer, MayPublish)
+            self._may_publish = True
 
     def _load_engine(self) -> Engine:
         if self._engine is None:

@@ -1,0 +1,169 @@
+"""The parity gate: a wrong engine is found, nothing is published before it has passed, a difference is loud."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.conftest import make_texts, write_jsonl
+from tokenmill.batch import TokenBatch
+from tokenmill.engines import create, load_tokenizer
+from tokenmill.errors import TokenmillError
+from tokenmill.executors.base import Event, Message
+from tokenmill.executors.local import LocalExecutor, start_executor
+from tokenmill.pipeline.gate import mismatches
+from tokenmill.pipeline.messages import AskToPublish, GateResult, decode_from_worker, encode
+from tokenmill.pipeline.request import Request
+from tokenmill.pipeline.run import run
+from tokenmill.store.store import TokenStore
+
+
+class Slip:
+    """An engine that gets one id of one text wrong."""
+
+    name = "slip"
+    num_rerouted = 0
+
+    def __init__(self, engine: Any, text: str) -> None:
+        self._engine = engine
+        self._text = text
+
+    def encode(self, texts: list[str]) -> TokenBatch:
+        batch = self._engine.encode(texts)
+        if self._text in texts:
+            ids = np.array(batch.ids)
+            ids[batch.offsets[texts.index(self._text)]] += 1
+            batch = TokenBatch(ids, batch.offsets)
+        return batch
+
+    def split(self, text: str, size: int) -> list[str]:
+        return [text]
+
+    def recycle(self) -> None:
+        pass
+
+
+def test_one_wrong_id_in_a_thousand_documents_is_found(tiny_tokenizer: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_tokenizer))
+    reference = create("huggingface", tokenizer)
+    texts = [f"{number} {text}" for number, text in enumerate(make_texts(1000, seed=11))]
+    assert mismatches(create("gigatoken", tokenizer), reference, texts) == []
+    assert mismatches(Slip(reference, texts[777]), reference, texts) == [texts[777]]
+
+
+class Listening(LocalExecutor):
+    """Real workers; lets a test look at every message, and put another in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warm("tokenmill.pipeline.worker:preload", b"")
+        self.delayed: list[Event] = []
+        self.num_asking = 0
+        self.heard: list[type] = []
+        self.published_too_early = False
+        self.store: Path | None = None
+
+    def wait(self, timeout: float) -> list[Event]:
+        """Holds the gate's result back until two workers have asked to publish."""
+        events = []
+        for event in super().wait(timeout):
+            message = decode_from_worker(event.data) if isinstance(event, Message) else None
+            self.heard.append(type(message))
+            if isinstance(message, GateResult):
+                self.delayed.append(event)
+                continue
+            self.num_asking += isinstance(message, AskToPublish)
+            events.append(event)
+        if self.delayed and self.num_asking >= 2:
+            assert self.store is not None
+            self.published_too_early |= any(self.store.glob("train/*.bin"))
+            events += self.delayed
+            self.delayed = []
+        return events
+
+
+def request_for(folder: Path, tokenizer: Path, **flags: Any) -> Request:
+    corpus = write_jsonl(folder / "corpus.jsonl", make_texts(600, seed=3))
+    flags = {"workers": 2, "task_bytes": "20KB", **flags}
+    return Request.from_flags(
+        {"inputs": [str(corpus)], "out": str(folder / "store"), "tokenizer": str(tokenizer), **flags}
+    )
+
+
+class Heard:
+    """A display that remembers what was said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str, style: str = "") -> None:
+        self.lines.append(text)
+
+    def update(self, snapshot: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_workers_begin_beside_the_gate_and_publish_nothing_before_it(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    executor = Listening()
+    executor.store = tmp_path / "store"
+    outcome = run(request_for(tmp_path, tiny_tokenizer), Heard(), executor)
+    assert executor.num_asking == 2
+    assert not executor.published_too_early
+    assert outcome.manifest.num_documents == 600
+
+
+def test_with_little_memory_the_gate_comes_first(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    executor = Listening()
+    executor.store = tmp_path / "store"
+    executor.num_asking = 2
+    assert run(request_for(tmp_path, tiny_tokenizer, memory="700MB"), Heard(), executor).manifest.num_documents == 600
+    assert executor.heard[0] is GateResult
+
+
+class Contradicting(LocalExecutor):
+    """Real workers, whose gate tells of a difference the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warm("tokenmill.pipeline.worker:preload", b"")
+
+    def wait(self, timeout: float) -> list[Event]:
+        return [self._contradict(event) for event in super().wait(timeout)]
+
+    def _contradict(self, event: Event) -> Event:
+        message = decode_from_worker(event.data) if isinstance(event, Message) else None
+        if not isinstance(event, Message) or not isinstance(message, GateResult) or not message.parity.num_documents:
+            return event
+        parity = msgspec.structs.replace(message.parity, num_mismatches=1, example="a mill")
+        return Message(event.worker, encode(GateResult(parity, message.preview)))
+
+
+def test_a_difference_falls_back_to_the_reference_loudly(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    display = Heard()
+    outcome = run(request_for(tmp_path, tiny_tokenizer), display, Contradicting())
+    assert any("gigatoken differs from huggingface on 1 of" in line and "slower" in line for line in display.lines)
+    assert outcome.manifest.engine.name == "huggingface"
+    assert outcome.manifest.engine.parity is not None
+    assert outcome.manifest.engine.parity.num_mismatches == 1
+    exact = run(request_for(tmp_path / "again", tiny_tokenizer), Heard(), start_executor())
+    ours, theirs = TokenStore(tmp_path / "store"), TokenStore(tmp_path / "again" / "store")
+    assert exact.manifest.engine.name == "gigatoken"
+    assert [shard.files[".bin"] for shard in ours.manifest.splits["train"].shards] == [
+        shard.files[".bin"] for shard in theirs.manifest.splits["train"].shards
+    ]
+    assert not list((tmp_path / "store").rglob("*.tmp"))
+
+
+def test_a_difference_of_an_engine_that_was_named_ends_the_run(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    request = request_for(tmp_path, tiny_tokenizer, engine="gigatoken")
+    with pytest.raises(TokenmillError, match=r"gigatoken differs from huggingface .* use --engine auto"):
+        run(request, Heard(), Contradicting())
+    assert not list((tmp_path / "store").rglob("*.bin"))
+    assert not list((tmp_path / "store").rglob("*.tmp"))
