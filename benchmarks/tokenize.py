@@ -161,7 +161,7 @@ def render(arguments: argparse.Namespace, corpora: dict[str, Path], seconds: dic
         "# Tokenizing: measured",
         "",
         f"{size / 1000:.1f} GB of JSON lines in 8 files (`grow --mix {arguments.mix}`), GPT-2, {machine()}.",
-        f"Command: `python benchmarks/{' '.join(['tokenize.py', *sys.argv[1:]])}`. Median of {arguments.repeat} turns.",
+        f"Command: `{command(arguments)}`. Median of {arguments.repeat} turns.",
         "Start-up, parity gate, checksums and fsync are included.",
         "",
         "| what | seconds | spread | MB/s of text |",
@@ -174,6 +174,11 @@ def render(arguments: argparse.Namespace, corpora: dict[str, Path], seconds: dic
     for name, value in ratios(median, speed, amount).items():
         lines.append(f"| {name} | {value:.2f} |")
     return "\n".join(lines) + "\n"
+
+
+def command(arguments: argparse.Namespace) -> str:
+    """What to type to measure it again; where corpora lie does not matter."""
+    return f"python benchmarks/tokenize.py --gb {arguments.gb:g} --repeat {arguments.repeat} --hf-mb {arguments.hf_mb}"
 
 
 def ratios(median: dict[str, float], speed: dict[str, float], amount: dict[str, float]) -> dict[str, float]:
