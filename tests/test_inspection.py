@@ -175,7 +175,7 @@ def test_a_cut_never_falls_inside_a_character(tmp_path: Path) -> None:
 
 
 def test_a_document_or_split_that_is_not_there_is_refused(byte_store: TokenStore) -> None:
-    with pytest.raises(UsageError, match="document 5 is not in train, which has documents 0 to 4"):
+    with pytest.raises(UsageError, match="document 5 is not in .*train, which has 5, from 0 on"):
         render_document(byte_store, 5)
     with pytest.raises(UsageError, match="no split 'val'; it has train"):
         render_document(byte_store, 0, "val")
@@ -211,5 +211,5 @@ def test_a_store_without_documents_has_an_overview(tmp_path: Path) -> None:
     store = tokenize(tmp_path / "in.jsonl", tmp_path / "store", tokenizer="bytes", on_error="skip", workers=1)
     assert "1 of 1: 1 " in draw(render_overview(store))
     assert overview_json(store)["splits"]["train"]["histogram"] == []
-    with pytest.raises(UsageError, match="document 0 is not in train"):
+    with pytest.raises(UsageError, match="document 0 is not in store/train, which has 0"):
         render_document(store, 0)

@@ -17,13 +17,14 @@ LEVELS = [
     {"errors", "compression", "files", "batch", "machine", "progress"},
     {"readers", "engines", "executors"},
     {"store"},
-    {"pipeline"},
+    {"pipeline", "dataset"},
+    {"loaders"},
     {"verification", "comparison", "inspection", "status", "training", "summary"},
     {"demo"},
     {"cli"},
     {"__main__"},
 ]
-SEAMS = {"readers", "engines", "executors"}
+SEAMS = {"readers", "engines", "executors", "loaders"}
 HEAVY = {
     "torch",
     "jax",
@@ -42,7 +43,7 @@ ONLY_IN = {
     "sentencepiece": {"engines/tokenizer.py"},
     "tiktoken": {"engines/tiktoken.py"},
     "tiktoken_ext": {"engines/tiktoken.py"},
-    "torch": set(),
+    "torch": {"loaders/torch.py"},
     "jax": set(),
     "tensorflow": set(),
     "ray": set(),

@@ -22,7 +22,6 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.engines.decoding import Decoder
-from tokenmill.errors import UsageError
 from tokenmill.progress import format_bytes, show_safely
 from tokenmill.store.manifest import Manifest
 from tokenmill.store.store import Split, TokenStore
@@ -281,9 +280,7 @@ def render_document(store: TokenStore, number: int, split: str = "train", *, max
     Without colour, a bar stands between tokens. Of a long document the first `max_tokens` are
     shown, and always the last ones: that is where a missing EOS would be seen.
     """
-    if split not in store.splits:
-        raise UsageError(f"{store.path} has no split {split!r}; it has {', '.join(store.splits)}")
-    ids = store.splits[split].document(number).tolist()
+    ids = store.split(split).document(number).tolist()
     decoder, specials = Decoder(store.tokenizer), set(store.tokenizer.special_tokens.values())
     head, tail, hidden = _shorten_document(ids, max_tokens, decoder, specials)
     header = Table.grid(padding=(0, 2))
@@ -311,9 +308,10 @@ def _shorten_document(
 def _describe_document(store: TokenStore, number: int, split: str, num_tokens: int) -> Iterator[tuple[str, str]]:
     import pyarrow.parquet as pq
 
-    shard, inner = store.splits[split].locate(number)
-    yield "document", f"{number:,} of {split} ({store.splits[split].num_documents:,} documents), {num_tokens:,} tokens"
-    with pq.ParquetFile(store.path / f"{shard.info.name}.docs.parquet") as file:
+    documents = store.splits[split]
+    (shard,), (inner,) = (numbers.tolist() for numbers in documents.locate(np.array([number])))
+    yield "document", f"{number:,} of {split} ({documents.num_documents:,} documents), {num_tokens:,} tokens"
+    with pq.ParquetFile(f"{documents.table.stems[shard]}.docs.parquet") as file:
         for group in range(file.metadata.num_row_groups):
             if inner < file.metadata.row_group(group).num_rows:
                 row = file.read_row_group(group).slice(inner, 1).to_pylist()[0]

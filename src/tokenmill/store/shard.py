@@ -20,7 +20,17 @@ from tokenmill.batch import IntArray
 from tokenmill.errors import StoreError
 from tokenmill.store.manifest import FileInfo, ShardInfo
 
-__all__ = ["DTYPES", "INDEX_HEADER_BYTES", "ShardWriter", "dtype_for", "hash_file", "index_lengths", "index_pointers"]
+__all__ = [
+    "DTYPES",
+    "HEADER",
+    "INDEX_HEADER_BYTES",
+    "MAGIC",
+    "ShardWriter",
+    "dtype_code",
+    "dtype_for",
+    "hash_file",
+    "index_lengths",
+]
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
@@ -36,6 +46,11 @@ FLUSH_BYTES = 1 << 20
 def dtype_for(vocab_size: int) -> str:
     """The narrowest of the two types that every reader of the format knows."""
     return "uint16" if vocab_size <= 1 << 16 else "int32"
+
+
+def dtype_code(dtype: np.dtype[Any]) -> int:
+    """Megatron's code of a type."""
+    return next(code for code, known in DTYPES.values() if known == dtype)
 
 
 class ShardWriter:
@@ -229,9 +244,3 @@ def index_lengths(path: Path, shard: ShardInfo, dtype: str) -> npt.NDArray[np.in
     if header != (MAGIC, 1, code, shard.num_documents, shard.num_documents + 1):
         raise StoreError(f"{path} is not the index of a {dtype} shard of {shard.num_documents} documents")
     return np.memmap(path, "<i4", mode="r", offset=INDEX_HEADER_BYTES, shape=(shard.num_documents,))
-
-
-def index_pointers(path: Path, shard: ShardInfo) -> npt.NDArray[np.int64]:
-    """The byte in `.bin` of each document, from an `.idx` that `index_lengths` has checked."""
-    offset = INDEX_HEADER_BYTES + 4 * shard.num_documents
-    return np.memmap(path, "<i8", mode="r", offset=offset, shape=(shard.num_documents,))

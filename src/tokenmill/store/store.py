@@ -6,66 +6,75 @@ store of any size opens at once. `tokenmill verify` reads every byte.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import os
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from tokenmill.batch import IntArray
 from tokenmill.engines.decoding import Decoder
 from tokenmill.engines.tokenizer import Tokenizer, open_tokenizer
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.store.manifest import Manifest, ShardInfo, read_manifest
-from tokenmill.store.shard import DTYPES, index_lengths, index_pointers
+from tokenmill.store.documents import Documents
+from tokenmill.store.manifest import Manifest, ShardInfo, SplitInfo, read_manifest
+from tokenmill.store.shard import DTYPES, index_lengths
+from tokenmill.store.table import ShardTable
 
-__all__ = ["Shard", "Split", "TokenStore"]
+__all__ = ["Shard", "Split", "TokenSource", "TokenStore"]
 
 
-class TokenStore:
-    """A directory of shards. Numbers and reads are of the `train` split; others are in `splits`."""
+class TokenSource:
+    """Documents of ids by split, wherever they come from. Numbers and reads are of the first split, `train`."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.manifest: Manifest = read_manifest(self.path)
-        self.splits = {name: Split(self, name) for name in self.manifest.splits}
+    path: Path
+    splits: dict[str, Any]
+    vocab_size: int | None
+    """One more than the largest id, where that is known."""
 
     @property
     def num_documents(self) -> int:
         """Documents of the train split."""
-        return self.splits["train"].num_documents
+        return self.split().num_documents
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the train split."""
-        return self.splits["train"].num_tokens
+        return self.split().num_tokens
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type of the stored ids."""
-        return DTYPES[self.manifest.dtype][1]
+        return self.split().dtype
+
+    def split(self, name: str | None = None) -> Documents:
+        """The documents of one split."""
+        name = name if name is not None else next(iter(self.splits))
+        if name not in self.splits:
+            raise UsageError(f"{self.path} has no split {name!r}; it has {', '.join(self.splits)}")
+        documents: Documents = self.splits[name]
+        return documents
+
+    def document(self, number: int) -> IntArray:
+        """The ids of one document."""
+        return self.split().document(number)
+
+    def read(self, start: int, stop: int) -> IntArray:
+        """The ids from token `start` up to token `stop`, across documents."""
+        return self.split().read(start, stop)
 
     @property
-    def vocab_size(self) -> int:
-        """One more than the largest id the tokenizer can give."""
-        return self.manifest.tokenizer.vocab_size
-
-    @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the ids, from the store's own copy."""
-        return open_tokenizer(self.path / "tokenizer", self.manifest.tokenizer.name)
+        """The tokenizer that made the ids."""
+        raise UsageError(f"{self.path} has no tokenizer of its own; decode with the one that made it")
 
     @cached_property
     def _decoder(self) -> Decoder:
         return Decoder(self.tokenizer)
-
-    def document(self, number: int) -> IntArray:
-        """The ids of one document of the train split."""
-        return self.splits["train"].document(number)
 
     def decode(self, ids: IntArray) -> str:
         """The text of ids, special tokens included."""
@@ -75,37 +84,78 @@ class TokenStore:
         parts = ", ".join(
             f"{name}: {s.num_documents:,} documents, {s.num_tokens:,} tokens" for name, s in self.splits.items()
         )
-        return f"TokenStore({str(self.path)!r}, {self.manifest.tokenizer.name}, {parts})"
+        return f"{type(self).__name__}({str(self.path)!r}, {parts})"
 
 
-class Split:
+class TokenStore(TokenSource):
+    """A directory of shards with a manifest."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.manifest: Manifest = read_manifest(self.path)
+        self.vocab_size: int = self.manifest.tokenizer.vocab_size
+        self.splits: dict[str, Split] = {name: Split(self, name, info) for name, info in self.manifest.splits.items()}
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the ids, from the store's own copy."""
+        return open_tokenizer(self.path / "tokenizer", self.manifest.tokenizer.name)
+
+
+class Split(Documents):
     """The documents of one split, numbered through all its shards in input order."""
 
-    def __init__(self, store: TokenStore, name: str) -> None:
-        info = store.manifest.splits[name]
-        self.name = name
-        self.num_documents = info.num_documents
-        self.num_tokens = info.num_tokens
-        self.shards = [Shard(store, shard) for shard in info.shards]
-        self._ends = list(accumulate(shard.num_documents for shard in info.shards))
+    def __init__(self, store: TokenStore, name: str, info: SplitInfo) -> None:
+        self._store = store
+        self._infos = info.shards
+        stems = [_stem(store.path, shard) for shard in info.shards]
+        for stem, shard in zip(stems, info.shards, strict=True):
+            _check_sizes(stem, shard)
+        table = ShardTable(
+            stems,
+            [shard.num_documents for shard in info.shards],
+            [shard.num_tokens for shard in info.shards],
+            DTYPES[store.manifest.dtype][1],
+        )
+        fingerprint = xxhash.xxh3_64_hexdigest(f"{store.manifest.checksum} {name}".encode())
+        super().__init__(table, f"{store.path.name}/{name}", fingerprint)
 
-    def locate(self, number: int) -> tuple[Shard, int]:
-        """The shard that has a document, and the document's number in it."""
-        if not 0 <= number < self.num_documents:
-            raise UsageError(
-                f"document {number} is not in {self.name}, which has documents 0 to {self.num_documents - 1}"
-            )
-        index = bisect_right(self._ends, number)
-        return self.shards[index], number - (self._ends[index - 1] if index else 0)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_split, (self._store.path, self.name.rpartition("/")[2])
 
-    def document(self, number: int) -> IntArray:
-        """The ids of one document."""
-        shard, inner = self.locate(number)
-        return shard.document(inner)
+    @cached_property
+    def shards(self) -> list[Shard]:
+        """The shards one by one, for those who look at files."""
+        return [Shard(self._store, info) for info in self._infos]
 
     def lengths(self) -> Iterator[npt.NDArray[np.int32]]:
         """Tokens per document, shard after shard."""
         return (shard.lengths for shard in self.shards)
+
+
+def _open_split(path: Path, name: str) -> Split:
+    return TokenStore(path).splits[name]
+
+
+def _stem(store: Path, shard: ShardInfo) -> str:
+    """The path of a shard without its endings, which must lie in the store."""
+    parts = PurePosixPath(shard.name).parts
+    if not parts or ".." in parts or parts[0] == "/":
+        raise StoreError(f"{store / 'manifest.json'} names a shard outside the store: {shard.name!r}")
+    return f"{store}/{shard.name}"
+
+
+def _check_sizes(stem: str, shard: ShardInfo) -> None:
+    for suffix, file in shard.files.items():
+        try:
+            size = os.stat(stem + suffix).st_size  # noqa: PTH116 (a Path for each of 60,000 files takes a second)
+        except OSError:
+            raise StoreError(f"{stem}{suffix} is missing; restore it, or tokenize again with --overwrite") from None
+        if size != file.bytes:
+            raise StoreError(
+                f"{stem}{suffix} has {size} bytes and the manifest says {file.bytes}; restore it, or tokenize again "
+                "with --overwrite"
+            )
 
 
 class Shard:
@@ -113,56 +163,16 @@ class Shard:
 
     def __init__(self, store: TokenStore, info: ShardInfo) -> None:
         self.info = info
-        self._path = _inside(store.path, info.name)
+        self._path = _stem(store.path, info)
         self._manifest_dtype = store.manifest.dtype
-        self._dtype = store.dtype
-        for suffix, file in info.files.items():
-            self._check_size(Path(f"{self._path}{suffix}"), file.bytes)
-
-    @cached_property
-    def tokens(self) -> IntArray:
-        """All ids of the shard, end to end."""
-        path = Path(f"{self._path}.bin")
-        if self.info.num_tokens == 0:
-            return np.empty(0, self._dtype)
-        return np.memmap(path, self._dtype, mode="r", shape=(self.info.num_tokens,))
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int32]:
         """Tokens per document."""
         return index_lengths(Path(f"{self._path}.idx"), self.info, self._manifest_dtype)
 
-    @cached_property
-    def pointers(self) -> npt.NDArray[np.int64]:
-        """The byte of `.bin` at which each document starts."""
-        return index_pointers(Path(f"{self._path}.idx"), self.info)
-
-    def document(self, number: int) -> IntArray:
-        """The ids of one document, by its number in the shard."""
-        start = int(self.pointers[number]) // self._dtype.itemsize
-        return self.tokens[start : start + int(self.lengths[number])]
-
     def sources(self) -> Any:
         """The table of documents: input number, position, and kept fields, as a pyarrow table."""
         import pyarrow.parquet as pq
 
         return pq.read_table(f"{self._path}.docs.parquet")
-
-    def _check_size(self, path: Path, expected: int) -> None:
-        try:
-            size = path.stat().st_size
-        except OSError:
-            raise StoreError(f"{path} is missing; restore it, or tokenize again with --overwrite") from None
-        if size != expected:
-            raise StoreError(
-                f"{path} has {size} bytes and the manifest says {expected}; restore it, or tokenize again with "
-                "--overwrite"
-            )
-
-
-def _inside(store: Path, name: str) -> Path:
-    """The path of a shard, which must lie in the store."""
-    parts = PurePosixPath(name)
-    if parts.is_absolute() or ".." in parts.parts or not parts.parts:
-        raise StoreError(f"{store / 'manifest.json'} names a shard outside the store: {name!r}")
-    return store / parts

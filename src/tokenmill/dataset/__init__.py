@@ -1,0 +1,15 @@
+"""Rows: token stores cut, ordered and mixed into training sequences, as arithmetic and without copying.
+
+    documents --pack--> rows --shuffle--> rows --mix--> rows
+
+A dataset is frozen and random access: `len` is one epoch, and an index past the end is the next epoch,
+so a place in training is one integer.
+"""
+
+from tokenmill.dataset.base import Rows
+from tokenmill.dataset.mixing import mix
+from tokenmill.dataset.packing import pack
+from tokenmill.dataset.shuffling import shuffle
+from tokenmill.dataset.slicing import deny, skip, slice_, take
+
+__all__ = ["Rows", "deny", "mix", "pack", "shuffle", "skip", "slice_", "take"]

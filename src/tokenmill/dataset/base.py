@@ -1,0 +1,160 @@
+"""What a dataset of rows is, and the two kinds of places it can name.
+
+Every dataset answers one question: which tokens are in row i? Packings answer it with *spans* of
+a store; shuffles, mixtures and slices hand the question on with other indices (`resolve`). So a
+tree of any depth costs its index arithmetic, done for thousands of rows at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tokenmill.dataset.permutation import Integers, permute
+from tokenmill.errors import UsageError
+from tokenmill.store.documents import Documents
+
+__all__ = ["Choice", "Integers", "PackedRows", "Rows", "Segments", "Spans"]
+
+
+class Spans(NamedTuple):
+    """Stretches of tokens that follow each other in rows; row i has those from `ends[i - 1]` up to `ends[i]`."""
+
+    ends: Integers
+    starts: Integers
+    lengths: Integers
+
+
+class Segments(NamedTuple):
+    """The documents in rows: row i has those from `ends[i - 1]` up to `ends[i]`.
+
+    `starts` are positions in the row; where a document ends with its segment, `is_end` is true.
+    """
+
+    ends: Integers
+    starts: Integers
+    lengths: Integers
+    documents: Integers
+    is_end: npt.NDArray[np.bool_]
+
+
+class Choice(NamedTuple):
+    """Some of the rows that were asked for, and where they are: rows `numbers` of a packing.
+
+    `at` are their places among those that were asked for; None is all of them, in order.
+    """
+
+    rows: PackedRows
+    at: Integers | None
+    numbers: Integers
+
+
+class Rows(ABC):
+    """Rows of `seq_len` tokens by number; an index past the end is the next epoch."""
+
+    seq_len: int
+    num_rows: int
+    """Rows of one epoch."""
+    num_tokens: int
+    """Tokens of one epoch that are not padding."""
+    limit: int | None = None
+    """How many rows there are in all epochs; None: they never end."""
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    @abstractmethod
+    def resolve(self, index: Integers) -> list[Choice]:
+        """Where rows are: each one is in exactly one of the choices."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Everything that decides which tokens are in a row, as plain JSON."""
+
+    @abstractmethod
+    def title(self) -> str:
+        """One line for the tree."""
+
+    def parts(self) -> list[tuple[str, Rows]]:
+        """The datasets this one is made of, each with a label for the tree."""
+        return []
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for datasets that have the same rows in the same order."""
+        return xxhash.xxh3_64_hexdigest(msgspec.json.encode(self.describe(), order="deterministic"))
+
+    def permute(self, index: Integers, key: int) -> Integers:
+        """Numbers of one epoch in another order, for a shuffle over this dataset."""
+        return permute(index, self.num_rows, key)
+
+    def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
+        """The tokens of one row as the store has them, without padding."""
+        if index < 0 or (self.limit is not None and index >= self.limit):
+            raise IndexError(f"row {index} is not among {self.limit if self.limit is not None else 'all'} rows")
+        (choice,) = self.resolve(np.array([index]))
+        spans = choice.rows.spans(choice.numbers)
+        documents = choice.rows.documents
+        pieces = [
+            documents.read(start, start + length)
+            for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)
+        ]
+        return np.concatenate(pieces)[: self.seq_len].astype(np.int64)
+
+    def __repr__(self) -> str:
+        return "\n".join(self._tree("", ""))
+
+    def _tree(self, label: str, indent: str) -> Iterator[str]:
+        yield f"{indent}{label}{self.title()}  [{self.fingerprint[:8]}]"
+        for part_label, part in self.parts():
+            yield from part._tree(part_label, indent + "  ")
+
+
+class PackedRows(Rows):
+    """Rows that are cut out of documents; the leaves of every tree."""
+
+    documents: Documents
+    has_lookahead: bool
+    """Whether spans hold one token more than a row, the last target."""
+
+    @abstractmethod
+    def spans(self, index: Integers) -> Spans:
+        """The tokens of rows, one epoch after the other."""
+
+    @abstractmethod
+    def segments(self, index: Integers) -> Segments:
+        """The documents of rows."""
+
+    def resolve(self, index: Integers) -> list[Choice]:
+        """The rows themselves."""
+        return [Choice(self, None, index)]
+
+    def _describe(self, method: str, **settings: Any) -> dict[str, Any]:
+        return {
+            "kind": "pack",
+            "method": method,
+            "seq_len": self.seq_len,
+            **settings,
+            "documents": {
+                "fingerprint": self.documents.fingerprint,
+                "num_documents": self.documents.num_documents,
+                "num_tokens": self.documents.num_tokens,
+            },
+        }
+
+    def _tree(self, label: str, indent: str) -> Iterator[str]:
+        yield from super()._tree(label, indent)
+        yield f"{indent}  {self.documents!r}  [{self.documents.fingerprint[:8]}]"
+
+
+def check_seq_len(seq_len: int) -> None:
+    """Refuse what cannot be a row."""
+    if not isinstance(seq_len, int) or isinstance(seq_len, bool) or seq_len < 1:
+        raise UsageError(f"seq_len {seq_len!r} must be a whole number of tokens, at least 1")

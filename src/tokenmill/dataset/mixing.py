@@ -1,0 +1,295 @@
+"""Several datasets as one, in given shares, by closed form: row k of a mixture is found without replay.
+
+A binary tree over the sources splits rows between two halves in the ratio A : T - A; after k rows
+the left half has had `(k * A + phase) // T` of them. Every source stays within three rows of its share
+at every k (a balanced tree with a phase of T/2: within 1.3), and the same formula says how many rows a
+source has given, so weights may change at any row without losing or repeating one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tokenmill.dataset.base import Choice, Integers, Rows
+from tokenmill.dataset.permutation import make_key
+from tokenmill.errors import UsageError
+
+__all__ = ["MixedRows", "mix"]
+
+OnExhausted = Literal["repeat", "stop", "renormalize"]
+LARGEST_TOTAL = 1 << 20
+"""Weights are whole numbers with at most this sum, so shares are exact to a millionth."""
+NEVER = 1 << 62
+
+
+def mix(
+    sources: Sequence[tuple[Rows, float]],
+    *,
+    seed: int = 0,
+    max_epochs: float | Sequence[float | None] | None = None,
+    on_exhausted: OnExhausted = "repeat",
+    stages: Mapping[int, Sequence[float]] | None = None,
+) -> MixedRows:
+    """Rows of several datasets, interleaved so that each gives its share of the tokens.
+
+    Weights are token fractions, of any sum. `max_epochs` bounds how often the rows of a source are used, for
+    all or one by one; at the bound the mixture stops, or goes on without the source (`renormalize`).
+    `stages` changes the weights from a row number on: `{100_000: [0.2, 0.8]}`.
+    """
+    return MixedRows(sources, seed=seed, max_epochs=max_epochs, on_exhausted=on_exhausted, stages=stages or {})
+
+
+class MixedRows(Rows):
+    """A mixture: a list of stages, each with whole-number weights and the rows that sources gave before it."""
+
+    def __init__(
+        self,
+        sources: Sequence[tuple[Rows, float]],
+        *,
+        seed: int,
+        max_epochs: float | Sequence[float | None] | None,
+        on_exhausted: OnExhausted,
+        stages: Mapping[int, Sequence[float]],
+    ) -> None:
+        self._sources = [rows for rows, _ in sources]
+        self._seed = seed
+        self._on_exhausted = on_exhausted
+        self._weights = {0: [float(weight) for _, weight in sources]}
+        self._weights |= {int(row): [float(weight) for weight in stages[row]] for row in sorted(stages)}
+        self._max_epochs = _spread(max_epochs, len(self._sources))
+        self._check()
+        self.has_stages = len(stages) > 0
+        self.seq_len = self._sources[0].seq_len
+        self.num_rows = sum(rows.num_rows for rows in self._sources)
+        self._stages = self._make_stages()
+        self._starts = [stage.start for stage in self._stages]
+        last = self._stages[-1]
+        self.limit = last.start if not any(last.weights) else None
+        if self.limit is not None:
+            self.num_rows = min(self.num_rows, self.limit)
+        given = self.counts(self.num_rows)
+        self.num_tokens = sum(
+            count * rows.num_tokens // rows.num_rows for count, rows in zip(given, self._sources, strict=True)
+        )
+
+    def _check(self) -> None:
+        if not self._sources:
+            raise UsageError("a mixture needs at least one source")
+        lengths = sorted({rows.seq_len for rows in self._sources})
+        if len(lengths) > 1:
+            raise UsageError(f"the sources of a mixture have rows of {lengths} tokens; pack them with one seq_len")
+        if self._on_exhausted not in ("repeat", "stop", "renormalize"):
+            raise UsageError(f"on_exhausted {self._on_exhausted!r} is unknown; expected repeat, stop or renormalize")
+        for row, weights in self._weights.items():
+            if row < 0 or len(weights) != len(self._sources):
+                raise UsageError(f"the stage at row {row} has {len(weights)} weights for {len(self._sources)} sources")
+            if not all(0 <= weight < float("inf") for weight in weights) or not sum(weights) > 0:
+                raise UsageError(f"weights {weights} must be numbers of at least 0, and not all 0")
+
+    def _make_stages(self) -> list[_Stage]:
+        """The stages that were asked for, and one more whenever a source is exhausted."""
+        bounds = [self._bound(number) for number in range(len(self._sources))]
+        changes = sorted(self._weights)
+        stages: list[_Stage] = []
+        start, given = 0, [0] * len(self._sources)
+        alive = [True] * len(self._sources)
+        while True:
+            asked = self._weights[changes[bisect_right(changes, start) - 1]]
+            weights = self._row_weights([weight * lives for weight, lives in zip(asked, alive, strict=True)])
+            stage = _Stage(start, weights, given, make_key(self._seed, 2))
+            stages.append(stage)
+            upcoming = next((row for row in changes if row > start), NEVER)
+            end, exhausted = stage.first_over(bounds, upcoming)
+            if end >= NEVER or not any(weights):
+                return stages
+            start, given = end, stage.counts(end)
+            if exhausted is None:
+                continue
+            if self._on_exhausted == "stop":
+                stages.append(_Stage(start, [0] * len(bounds), given, 0))
+                return stages
+            alive[exhausted] = False
+
+    def _bound(self, number: int) -> int:
+        epochs = self._max_epochs[number]
+        rows = self._sources[number]
+        bound = NEVER if epochs is None or self._on_exhausted == "repeat" else int(epochs * rows.num_rows)
+        return bound if rows.limit is None else min(bound, rows.limit)
+
+    def _row_weights(self, fractions: Sequence[float]) -> list[int]:
+        """Whole numbers in the ratio of rows: a token share divided by the tokens that a row of the source has."""
+        if not any(fractions):
+            return [0] * len(fractions)
+        shares = [
+            Fraction(str(fraction)) * rows.num_rows / rows.num_tokens
+            for fraction, rows in zip(fractions, self._sources, strict=True)
+        ]
+        total = sum(shares)
+        shares = [share / total for share in shares]
+        common = 1
+        for share in shares:
+            common = common * share.denominator // _gcd(common, share.denominator)
+        scale = common if common <= LARGEST_TOTAL else LARGEST_TOTAL
+        return [max(1, round(share * scale)) if share else 0 for share in shares]
+
+    def resolve(self, index: Integers) -> list[Choice]:
+        """Ask each source for its rows."""
+        choices = []
+        for source, at, inner in self._assign(index):
+            for choice in self._sources[source].resolve(inner):
+                choices.append(Choice(choice.rows, at if choice.at is None else at[choice.at], choice.numbers))
+        return choices
+
+    def _assign(self, index: Integers) -> list[tuple[int, Integers, Integers]]:
+        """Each source that has some of the rows, their places, and their numbers in the source."""
+        number = np.searchsorted(np.array(self._starts), index, "right") - 1
+        parts = []
+        for stage in np.unique(number).tolist():
+            mine = np.flatnonzero(number == stage)
+            parts += self._stages[stage].assign(index[mine], mine)
+        return parts
+
+    def counts(self, num_rows: int) -> list[int]:
+        """How many rows each source has given among the first `num_rows`."""
+        return self._stages[bisect_right(self._starts, num_rows) - 1].counts(num_rows)
+
+    def fractions(self, num_rows: int | None = None) -> list[float]:
+        """The token shares that the sources really have among the first rows, one epoch unless told."""
+        counts = self.counts(self.num_rows if num_rows is None else num_rows)
+        tokens = [n * rows.num_tokens / rows.num_rows for n, rows in zip(counts, self._sources, strict=True)]
+        return [some / sum(tokens) for some in tokens]
+
+    def describe(self) -> dict[str, Any]:
+        """The sources, their weights by stage, and what ends a source."""
+        return {
+            "kind": "mix",
+            "seed": self._seed,
+            "on_exhausted": self._on_exhausted,
+            "max_epochs": self._max_epochs,
+            "stages": {str(row): weights for row, weights in self._weights.items()},
+            "sources": [rows.describe() for rows in self._sources],
+        }
+
+    def title(self) -> str:
+        """One line for the tree."""
+        changes = "".join(f", at row {row:,}: {weights}" for row, weights in self._weights.items() if row)
+        ends = f", ends after {self.limit:,} rows" if self.limit is not None else ""
+        return f"mix, seed {self._seed}: {self.num_rows:,} rows, {self.num_tokens:,} tokens{changes}{ends}"
+
+    def parts(self) -> list[tuple[str, Rows]]:
+        """The sources, with the share of tokens that each has."""
+        return [(f"{share:.2%} ", rows) for share, rows in zip(self.fractions(), self._sources, strict=True)]
+
+
+class _Node(NamedTuple):
+    """A split of rows between two halves of the sources; a half of one source is its number."""
+
+    left_weight: int
+    total: int
+    phase: int
+    left: _Node | int
+    right: _Node | int
+
+
+class _Stage:
+    """Weights from row `start` on; sources had given `given` rows before."""
+
+    def __init__(self, start: int, weights: list[int], given: list[int], key: int) -> None:
+        self.start = start
+        self.weights = weights
+        self.given = given
+        ordered = sorted((number for number, weight in enumerate(weights) if weight), key=lambda n: (-weights[n], n))
+        self._tree = _make_tree(ordered, weights, key) if ordered else None
+
+    def assign(self, index: Integers, at: Integers) -> list[tuple[int, Integers, Integers]]:
+        """Each source that has some of the rows, their places `at`, and their numbers in the source."""
+        found: list[tuple[int, Integers, Integers]] = []
+        if self._tree is not None:
+            self._descend(self._tree, index - self.start, at, found)
+        return found
+
+    def _descend(
+        self, node: _Node | int, index: Integers, at: Integers, found: list[tuple[int, Integers, Integers]]
+    ) -> None:
+        if not len(index):
+            return
+        if isinstance(node, int):
+            found.append((node, at, index + self.given[node]))
+            return
+        periods, places = np.divmod(index, node.total)
+        shares, rest = np.divmod(places * node.left_weight + node.phase, node.total)
+        before = periods * node.left_weight + shares
+        is_left = rest + node.left_weight >= node.total
+        self._descend(node.left, before[is_left], at[is_left], found)
+        self._descend(node.right, (index - before)[~is_left], at[~is_left], found)
+
+    def counts(self, row: int) -> list[int]:
+        """How many rows each source has given before a row of this stage."""
+        counts = list(self.given)
+        if self._tree is not None:
+            _count(self._tree, row - self.start, counts)
+        return counts
+
+    def first_over(self, bounds: list[int], end: int) -> tuple[int, int | None]:
+        """The first row at which a source would give more than its bound, and which one; `end` if none before."""
+        first, which = end, None
+        for number, bound in enumerate(bounds):
+            if not self.weights[number] or bound >= NEVER:
+                continue
+            low, high = self.start, min(first, self.start + (bound - self.given[number] + 4) * sum(self.weights))
+            # The largest row count at which the source is still within its bound.
+            while low < high:
+                middle = (low + high + 1) // 2
+                if self.counts(middle)[number] <= bound:
+                    low = middle
+                else:
+                    high = middle - 1
+            if low < first:
+                first, which = low, number
+        return first, which
+
+
+def _make_tree(ordered: list[int], weights: list[int], key: int) -> _Node | int:
+    """Split the sources, in order of descending weight, where the halves weigh most equally."""
+    if len(ordered) == 1:
+        return ordered[0]
+    total = sum(weights[number] for number in ordered)
+    sums = np.cumsum([weights[number] for number in ordered])[:-1]
+    cut = int(np.argmin(np.abs(2 * sums - total))) + 1
+    left_weight = int(sums[cut - 1])
+    phase = make_key(key, *ordered) % total
+    return _Node(
+        left_weight,
+        total,
+        phase,
+        _make_tree(ordered[:cut], weights, key),
+        _make_tree(ordered[cut:], weights, key),
+    )
+
+
+def _count(node: _Node | int, num_rows: int, counts: list[int]) -> None:
+    if isinstance(node, int):
+        counts[node] += num_rows
+        return
+    left = (num_rows * node.left_weight + node.phase) // node.total
+    _count(node.left, left, counts)
+    _count(node.right, num_rows - left, counts)
+
+
+def _spread(max_epochs: float | Sequence[float | None] | None, num_sources: int) -> list[float | None]:
+    if max_epochs is None or isinstance(max_epochs, (int, float)):
+        return [max_epochs] * num_sources
+    if len(max_epochs) != num_sources:
+        raise UsageError(f"max_epochs has {len(max_epochs)} numbers for {num_sources} sources")
+    return list(max_epochs)
+
+
+def _gcd(a: int, b: int) -> int:
+    while b:
+        a, b = b, a % b
+    return a

@@ -1,0 +1,190 @@
+"""Documents cut and joined into rows: `concat`, `best-fit` or `pad`.
+
+`concat` is one stream of tokens cut every `seq_len`: arithmetic, no index. `best-fit` (in
+`bestfit.py`) keeps documents whole wherever they fit. `pad` gives every document a row of its own.
+Whatever a packing leaves out is in its `report`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+
+from tokenmill.dataset.base import Integers, PackedRows, Segments, Spans, check_seq_len
+from tokenmill.dataset.bestfit import BestFitRows
+from tokenmill.dataset.report import LongDocuments, PackingReport
+from tokenmill.errors import UsageError
+from tokenmill.store.documents import Documents
+from tokenmill.store.store import TokenSource
+
+__all__ = ["ConcatRows", "PaddedRows", "pack"]
+
+Method = Literal["concat", "best-fit", "pad"]
+LENGTHS_AT_ONCE = 1 << 20
+
+
+def pack(
+    source: TokenSource | Documents,
+    *,
+    seq_len: int,
+    method: Method = "concat",
+    long_documents: LongDocuments = "split",
+    seed: int = 0,
+) -> PackedRows:
+    """Rows of `seq_len` tokens out of a store (its first split) or a choice of its documents.
+
+    `long_documents` says what becomes of documents that are longer than a row, in `best-fit` and
+    `pad`; `seed` is the order in which `best-fit` meets documents.
+    """
+    check_seq_len(seq_len)
+    documents = source.split() if isinstance(source, TokenSource) else source
+    if long_documents not in ("split", "truncate", "drop"):
+        raise UsageError(f"long_documents {long_documents!r} is unknown; expected split, truncate or drop")
+    if method == "concat":
+        return ConcatRows(documents, seq_len)
+    if method == "best-fit":
+        return BestFitRows(documents, seq_len, long_documents=long_documents, seed=seed)
+    if method == "pad":
+        return PaddedRows(documents, seq_len, long_documents=long_documents)
+    raise UsageError(f"packing {method!r} is unknown; expected concat, best-fit or pad")
+
+
+class ConcatRows(PackedRows):
+    """The stream of all tokens, cut every `seq_len`; a row looks one token ahead for its last target."""
+
+    has_lookahead = True
+
+    def __init__(self, documents: Documents, seq_len: int) -> None:
+        self.documents = documents
+        self.seq_len = seq_len
+        self.num_rows = (documents.num_tokens - 1) // seq_len if documents.num_tokens else 0
+        if self.num_rows < 1:
+            raise UsageError(
+                f"{documents.name} has {documents.num_tokens:,} tokens and a row of {seq_len:,} needs "
+                f"{seq_len + 1:,}; use a smaller seq_len, or packing='pad'"
+            )
+        self.num_tokens = self.num_rows * seq_len
+        self.report = PackingReport(
+            num_rows=self.num_rows,
+            num_tokens=self.num_tokens,
+            num_left_over_tokens=documents.num_tokens - self.num_tokens,
+        )
+
+    def spans(self, index: Integers) -> Spans:
+        """One span a row, with one token more than the row."""
+        starts = index % self.num_rows * self.seq_len
+        return Spans(np.arange(1, len(index) + 1), starts, np.full(len(index), self.seq_len + 1))
+
+    def segments(self, index: Integers) -> Segments:
+        """The documents between the first and the last token of each row."""
+        starts = index % self.num_rows * self.seq_len
+        edges = self.documents.find(np.concatenate([starts, starts + self.seq_len - 1]))
+        firsts, lasts = edges[: len(index)], edges[len(index) :]
+        counts = lasts - firsts + 1
+        ends = np.cumsum(counts)
+        rows = np.repeat(np.arange(len(index)), counts)
+        numbers = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts - firsts, counts)
+        begin, end = self.documents.bounds(numbers)
+        begin, end = begin - starts[rows], end - starts[rows]
+        begin = np.maximum(begin, 0)
+        is_end = end <= self.seq_len
+        lengths = np.minimum(end, self.seq_len) - begin
+        if (lengths == 0).any():
+            # Documents without a token, which a store has when it has neither BOS nor EOS.
+            filled = lengths > 0
+            ends = np.cumsum(np.bincount(rows[filled], minlength=len(index)))
+            return Segments(ends, begin[filled], lengths[filled], numbers[filled], is_end[filled])
+        return Segments(ends, begin, lengths, numbers, is_end)
+
+    def describe(self) -> dict[str, Any]:
+        """The row length and the documents."""
+        return self._describe("concat")
+
+    def title(self) -> str:
+        """One line for the tree."""
+        return f"pack concat, seq_len {self.seq_len:,}: {self.report}"
+
+
+class PaddedRows(PackedRows):
+    """One document a row, and padding behind it; a long document takes several rows, or is cut or left out."""
+
+    has_lookahead = False
+
+    def __init__(self, documents: Documents, seq_len: int, *, long_documents: LongDocuments) -> None:
+        self.documents = documents
+        self.seq_len = seq_len
+        self._long_documents = long_documents
+        self.report = PackingReport()
+        odd, rows_of_odd = self._find_odd()
+        self._odd = odd
+        # Rows of all documents before an odd one, and from behind it on.
+        self._odd_first_rows = odd + np.cumsum(rows_of_odd - 1) - (rows_of_odd - 1)
+        self._odd_next_rows = self._odd_first_rows + rows_of_odd
+        self.num_rows = documents.num_documents + int((rows_of_odd - 1).sum())
+        if self.num_rows < 1:
+            raise UsageError(f"{documents.name} has no document that fits a row of {seq_len:,} tokens")
+        self.num_tokens = self.report.num_tokens
+        self.report.num_rows = self.num_rows
+        self.report.num_padding_tokens = self.num_rows * seq_len - self.num_tokens
+
+    def _find_odd(self) -> tuple[Integers, Integers]:
+        """The documents that have not exactly one row, and how many they have."""
+        odd: list[Integers] = []
+        counts: list[Integers] = []
+        for first, lengths in _all_lengths(self.documents):
+            rows = self.report.count(lengths, self.seq_len, self._long_documents)
+            here = np.flatnonzero(rows != 1)
+            odd.append(here + first)
+            counts.append(rows[here])
+        empty = [np.zeros(0, np.int64)]
+        return np.concatenate(odd or empty), np.concatenate(counts or empty)
+
+    def spans(self, index: Integers) -> Spans:
+        """One span a row."""
+        documents, parts = self._locate(index % self.num_rows)
+        starts, stops = self.documents.bounds(documents)
+        starts = starts + parts * self.seq_len
+        return Spans(np.arange(1, len(index) + 1), starts, np.minimum(stops - starts, self.seq_len))
+
+    def segments(self, index: Integers) -> Segments:
+        """One document a row."""
+        documents, parts = self._locate(index % self.num_rows)
+        starts, stops = self.documents.bounds(documents)
+        left = stops - starts - parts * self.seq_len
+        lengths = np.minimum(left, self.seq_len)
+        ends = np.arange(1, len(index) + 1)
+        return Segments(ends, np.zeros(len(index), np.int64), lengths, documents, left <= self.seq_len)
+
+    def _locate(self, rows: Integers) -> tuple[Integers, Integers]:
+        """The document of each row, and which part of it."""
+        before = np.searchsorted(self._odd_next_rows, rows, "right")
+        documents = rows.copy()
+        parts = np.zeros(len(rows), np.int64)
+        if not len(self._odd):
+            return documents, parts
+        last = np.maximum(before - 1, 0)
+        behind = before > 0
+        documents[behind] = (rows - self._odd_next_rows[last] + self._odd[last] + 1)[behind]
+        here = np.minimum(before, len(self._odd) - 1)
+        inside = (before < len(self._odd)) & (rows >= self._odd_first_rows[here])
+        documents[inside] = self._odd[here][inside]
+        parts[inside] = (rows - self._odd_first_rows[here])[inside]
+        return documents, parts
+
+    def describe(self) -> dict[str, Any]:
+        """The row length, what happens to long documents, and the documents."""
+        return self._describe("pad", long_documents=self._long_documents)
+
+    def title(self) -> str:
+        """One line for the tree."""
+        return f"pack pad, seq_len {self.seq_len:,}: {self.report}"
+
+
+def _all_lengths(documents: Documents) -> Iterator[tuple[int, Integers]]:
+    """Tokens per document, about a million documents at a time, with the number of the first."""
+    for first in range(0, documents.num_documents, LENGTHS_AT_ONCE):
+        numbers = np.arange(first, min(first + LENGTHS_AT_ONCE, documents.num_documents))
+        starts, stops = documents.bounds(numbers)
+        yield first, stops - starts

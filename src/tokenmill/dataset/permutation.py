@@ -1,0 +1,73 @@
+"""Global order without an index: where a number goes is found by a few rounds of arithmetic.
+
+A Feistel network over a rectangle of `a x b >= n` numbers, as square as can be, so that hardly any
+number falls outside and has to walk again. O(1) memory, any number at random. Four rounds, as one
+popular loader has, leave neighbours correlated (0.4-0.7).
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Integers", "make_key", "permute"]
+
+Integers = npt.NDArray[np.int64]
+
+ROUNDS = 8
+_MASK = (1 << 64) - 1
+
+
+def make_key(*numbers: int) -> int:
+    """64 bits out of a seed, an epoch and the like; any difference changes about half of them."""
+    key = 0
+    for number in numbers:
+        key = _mix64(key ^ _mix64(number + 0x9E3779B97F4A7C15))
+    return key
+
+
+def _mix64(value: int) -> int:
+    value &= _MASK
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)
+
+
+def permute(index: Integers, size: int, key: int) -> Integers:
+    """Where each number below `size` goes in a permutation that `key` chooses; about 30 ns each for many."""
+    side = isqrt(size - 1) + 1 if size > 1 else 1
+    other = -(-size // side)
+    keys = [_mix64(key + number) & 0xFFFFFFFF for number in range(ROUNDS)]
+    result = _rounds(index, side, other, keys)
+    outside = np.flatnonzero(result >= size)
+    while len(outside):
+        # At most one number in `side` is outside; going on from it reaches one that is inside.
+        result[outside] = _rounds(result[outside], side, other, keys)
+        outside = outside[result[outside] >= size]
+    return result
+
+
+def _rounds(index: Integers, side: int, other: int, keys: list[int]) -> Integers:
+    high, low = np.divmod(index, other)
+    halves = [high.astype(np.uint64), low.astype(np.uint64)]
+    sizes = [side, other]
+    for number, key in enumerate(keys):
+        this, that = number % 2, 1 - number % 2
+        # Both terms are below the size, so one subtraction is the modulus; wrapped, it is very large.
+        moved = halves[this] + (_scramble(halves[that], key) * np.uint64(sizes[this]) >> np.uint64(32))
+        halves[this] = np.minimum(moved, moved - np.uint64(sizes[this]))
+    return (halves[0] * np.uint64(other) + halves[1]).astype(np.int64)
+
+
+def _scramble(values: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
+    """32 bits that depend on every bit of the value; murmur3's finalizer."""
+    bits = values.astype(np.uint32)
+    bits ^= np.uint32(key)
+    bits ^= bits >> np.uint32(16)
+    bits *= np.uint32(0x85EBCA6B)
+    bits ^= bits >> np.uint32(13)
+    bits *= np.uint32(0xC2B2AE35)
+    bits ^= bits >> np.uint32(16)
+    return bits.astype(np.uint64)

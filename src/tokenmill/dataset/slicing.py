@@ -1,0 +1,71 @@
+"""Parts of datasets and of stores: by position, or all but some documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from tokenmill.dataset.base import Choice, Integers, Rows
+from tokenmill.errors import UsageError
+from tokenmill.store.documents import Documents
+from tokenmill.store.store import TokenSource
+
+__all__ = ["SlicedRows", "deny", "skip", "slice_", "take"]
+
+Whole = TypeVar("Whole", Rows, Documents)
+
+
+def slice_(whole: Rows | Documents | TokenSource, start: int, stop: int) -> Any:
+    """Rows or documents from `start` up to `stop`; of a store, those of its first split."""
+    if isinstance(whole, TokenSource):
+        whole = whole.split()
+    return whole.slice(start, stop) if isinstance(whole, Documents) else SlicedRows(whole, start, stop)
+
+
+def take(whole: Rows | Documents | TokenSource, count: int) -> Any:
+    """The first `count` rows or documents."""
+    return slice_(whole, 0, count)
+
+
+def skip(whole: Rows | Documents | TokenSource, count: int) -> Any:
+    """All but the first `count` rows or documents."""
+    return slice_(whole, count, whole.num_documents if isinstance(whole, (Documents, TokenSource)) else len(whole))
+
+
+def deny(documents: Documents | TokenSource, numbers: Iterable[int]) -> Documents:
+    """All documents but the given ones; the store on disk stays as it is."""
+    chosen = documents.split() if isinstance(documents, TokenSource) else documents
+    return chosen.without(numbers)
+
+
+class SlicedRows(Rows):
+    """Some rows of another dataset.
+
+    Every epoch has the same ones, those of the first epoch below, in the same order: were each epoch
+    cut anew, what a shuffle had kept for validation would turn up in training.
+    """
+
+    def __init__(self, rows: Rows, start: int, stop: int) -> None:
+        if not 0 <= start < stop <= len(rows):
+            raise UsageError(f"rows {start} to {stop} are not a part of {len(rows)} rows")
+        self._rows = rows
+        self._start = start
+        self.seq_len, self.num_rows = rows.seq_len, stop - start
+        self.num_tokens = rows.num_tokens * self.num_rows // rows.num_rows
+
+    def resolve(self, index: Integers) -> list[Choice]:
+        """Ask for rows of the first epoch."""
+        return self._rows.resolve(index % self.num_rows + self._start)
+
+    def describe(self) -> dict[str, Any]:
+        """Where the slice is, and of what."""
+        stop = self._start + self.num_rows
+        return {"kind": "slice", "start": self._start, "stop": stop, "rows": self._rows.describe()}
+
+    def title(self) -> str:
+        """One line for the tree."""
+        return f"rows {self._start:,} to {self._start + self.num_rows:,}"
+
+    def parts(self) -> list[tuple[str, Rows]]:
+        """What is sliced."""
+        return [("", self._rows)]

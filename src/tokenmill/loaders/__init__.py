@@ -1,0 +1,56 @@
+"""Loaders: batches of a dataset for each framework, and `load`, which makes one in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tokenmill.dataset.packing import pack
+from tokenmill.dataset.shuffling import shuffle as shuffle_rows
+from tokenmill.errors import UsageError
+from tokenmill.loaders.base import Loader
+from tokenmill.store.opening import open_tokens
+
+__all__ = ["FRAMEWORKS", "Loader", "load", "make_loader"]
+
+FRAMEWORKS = {
+    "numpy": ("tokenmill.loaders.base", "Loader"),
+    "torch": ("tokenmill.loaders.torch", "TorchLoader"),
+}
+
+
+def load(
+    path: str | Path | Sequence[str | Path],
+    *,
+    seq_len: int,
+    batch_size: int,
+    framework: str = "numpy",
+    packing: str = "concat",
+    shuffle: bool = True,
+    seed: int = 0,
+    split: str | None = None,
+    vocab_size: int | None = None,
+    long_documents: str = "split",
+    **settings: Any,
+) -> Loader:
+    """From a store to batches in one line: shuffled and endless unless told otherwise.
+
+    `settings` are those of `Loader`: rank, world_size, layout, document_mask, epochs, dtype, prefetch, and
+    for torch and JAX where batches should go.
+    """
+    documents = open_tokens(path, vocab_size=vocab_size).split(split)
+    rows: Any = pack(documents, seq_len=seq_len, method=packing, long_documents=long_documents, seed=seed)  # type: ignore[arg-type]
+    if shuffle:
+        rows = shuffle_rows(rows, seed=seed)
+    return make_loader(rows, framework=framework, batch_size=batch_size, **settings)
+
+
+def make_loader(rows: Any, *, framework: str = "numpy", **settings: Any) -> Loader:
+    """A loader of rows for a framework."""
+    if framework not in FRAMEWORKS:
+        raise UsageError(f"framework {framework!r} is unknown; expected {', '.join(FRAMEWORKS)}")
+    module, name = FRAMEWORKS[framework]
+    loader: Loader = getattr(import_module(module), name)(rows, **settings)
+    return loader

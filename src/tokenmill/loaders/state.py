@@ -1,0 +1,81 @@
+"""A place in training as a few readable values, and whether it belongs to a dataset.
+
+`next_row` is all that is needed to go on; the rest is there to refuse another dataset, and to
+say in words what is different about it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenmill.dataset.base import Rows
+from tokenmill.errors import UsageError
+
+__all__ = ["check_state", "make_state"]
+
+VERSION = 1
+
+
+def make_state(rows: Rows, next_row: int, batch_size: int, world_size: int) -> dict[str, Any]:
+    """The state after all rows before `next_row`."""
+    return {
+        "version": VERSION,
+        "fingerprint": rows.fingerprint,
+        "next_row": next_row,
+        "batch_size": batch_size,
+        "world_size": world_size,
+        "dataset": rows.describe(),
+    }
+
+
+def check_state(state: Any, rows: Rows) -> int:
+    """The row to go on with, after making sure that the state is one of these rows.
+
+    Batch size and world size may have changed, and a mixture may have got stages from `next_row` on.
+    """
+    if not isinstance(state, dict) or not {"version", "fingerprint", "next_row"} <= set(state):
+        raise UsageError(f"this is not the state of a loader: {_shorten(state)}; pass what state_dict() returned")
+    next_row = state["next_row"]
+    if state["version"] != VERSION:
+        raise UsageError(f"the state has version {state['version']!r}; this tokenmill reads version {VERSION}")
+    if not isinstance(next_row, int) or isinstance(next_row, bool) or next_row < 0:
+        raise UsageError(f"next_row of the state is {next_row!r}; expected a whole number of at least 0")
+    if state["fingerprint"] != rows.fingerprint:
+        ours, theirs = _without_later_stages(rows.describe(), next_row), state.get("dataset")
+        theirs = _without_later_stages(theirs, next_row)
+        found = _difference(theirs, ours, "")
+        if found is not None:
+            raise UsageError(f"the state is of another dataset: {found}; make the dataset as it was, or start anew")
+    return next_row
+
+
+def _without_later_stages(description: Any, next_row: int) -> Any:
+    """A mixture whose weights change later is the same up to there."""
+    if not isinstance(description, dict) or description.get("kind") != "mix":
+        return description
+    stages = description.get("stages", {})
+    return {**description, "stages": {row: weights for row, weights in stages.items() if int(row) < max(next_row, 1)}}
+
+
+def _difference(theirs: Any, ours: Any, where: str) -> str | None:
+    """The first thing that differs, in words."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in [*ours, *(key for key in theirs if key not in ours)]:
+            place = f"{where}.{key}" if where else key
+            if key not in theirs or key not in ours:
+                return f"{place} is only in the {'state' if key in theirs else 'dataset'}"
+            found = _difference(theirs[key], ours[key], place)
+            if found is not None:
+                return found
+        return None
+    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
+        pairs = enumerate(zip(theirs, ours, strict=True))
+        return next((d for i, (a, b) in pairs if (d := _difference(a, b, f"{where}[{i}]")) is not None), None)
+    if theirs == ours:
+        return None
+    return f"{where or 'it'} is {_shorten(theirs)} in the state and {_shorten(ours)} here"
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

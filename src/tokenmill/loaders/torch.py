@@ -1,0 +1,123 @@
+"""Batches as PyTorch tensors, without a single computing torch operation.
+
+Filling happens in numpy; torch only wraps the memory. One widening through torch's own thread pool
+was seen to take 200 times longer on a busy machine, so the loader never uses it and never
+changes the program's thread count. Worker processes make small batches 7 to 48 times dearer; they work, but
+the default is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.dataset.base import Rows
+from tokenmill.dataset.copying import RowBlock
+from tokenmill.errors import MissingDependencyError
+from tokenmill.loaders.base import Loader
+from tokenmill.loaders.batches import Batch, Chunk
+from tokenmill.loaders.buffers import BufferPool
+
+try:
+    import torch
+    from torch.utils.data import Dataset
+except ImportError:
+    raise MissingDependencyError("framework='torch'", "torch") from None
+
+__all__ = ["TorchLoader", "TorchRows"]
+
+
+class TorchLoader(Loader):
+    """The loader with tensors; with `device`, they are copied there while the step before is still running."""
+
+    def __init__(self, rows: Rows, *, device: Any = None, **settings: Any) -> None:
+        super().__init__(rows, **settings)
+        self._device = torch.device(device) if device is not None else None
+        if self._device is not None and self._device.type == "cuda":
+            self._pool = _PinnedPool(settings.get("dtype", np.int64))
+
+    def _deliver(self, chunk: Chunk) -> list[Any]:
+        if self._is_plain:
+            inputs, targets = self._wrap(chunk.inputs).unbind(0), self._wrap(chunk.targets).unbind(0)
+            return [
+                Batch(x, y, chunk, number, self._wrap)
+                for number, (x, y) in enumerate(zip(inputs, targets, strict=True))
+            ]
+        return [_map(self._wrap, batch) for batch in super()._deliver(chunk)]
+
+    def _wrap(self, array: npt.NDArray[Any]) -> Any:
+        tensor = torch.from_numpy(array)
+        if self._device is None or self._device.type == "cpu":
+            return tensor
+        moved = tensor.to(self._device, non_blocking=True)
+        if isinstance(self._pool, _PinnedPool):
+            self._pool.hold(array)
+        return moved
+
+
+def _map(wrap: Any, part: Any) -> Any:
+    """Wrap every array of a batch in some layout."""
+    if isinstance(part, dict):
+        return {name: _map(wrap, value) for name, value in part.items()}
+    if isinstance(part, tuple):
+        return tuple(_map(wrap, value) for value in part)
+    return wrap(part) if isinstance(part, np.ndarray) else part
+
+
+class _PinnedPool(BufferPool):
+    """Page-locked memory, which a device can copy from by itself; held until it has done so."""
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        super().__init__(dtype)
+        self._busy: list[tuple[Any, npt.NDArray[Any]]] = []
+
+    def take(self, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """An array of pinned memory."""
+        self._busy = [(event, array) for event, array in self._busy if not event.query()]
+        return super().take(shape)
+
+    def _allocate(self, size: int) -> npt.NDArray[Any]:
+        kind = torch.int64 if self._dtype == np.int64 else torch.int32
+        block: npt.NDArray[Any] = torch.empty(size, dtype=kind, pin_memory=True).numpy()
+        return block
+
+    def hold(self, array: npt.NDArray[Any]) -> None:
+        """Keep an array until the copies that were started before now are done."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._busy.append((event, array))
+
+
+class TorchRows(Dataset[Any]):
+    """Rows as a map-style data set, for `torch.utils.data.DataLoader` and its samplers.
+
+    `DataLoader` asks for whole batches through `__getitems__`, which makes one fill of them; pass `collate_fn`
+    of this object. Order, ranks and resuming are then the sampler's business.
+    """
+
+    def __init__(self, rows: Rows, *, document_mask: bool = False) -> None:
+        self.rows = rows
+        self._document_mask = document_mask
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        inputs, targets = self.__getitems__([index])
+        return inputs[0], targets[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Any, Any]:
+        """Inputs and targets of several rows, filled together."""
+        index = np.asarray(indices, np.int64)
+        inputs = np.empty((len(index), self.rows.seq_len), np.int64)
+        targets = np.empty_like(inputs)
+        RowBlock(self.rows, index, document_mask=self._document_mask).copy(0, len(index), inputs, targets)
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+    @staticmethod
+    def collate_fn(batch: tuple[Any, Any]) -> tuple[Any, Any]:
+        """The batch is made already."""
+        return batch

@@ -1,0 +1,151 @@
+"""An ordered choice of documents of a store: all of a split, a slice of it, or all but some.
+
+A choice is a list of *runs*, documents that follow each other in one shard. Its documents and its
+tokens are numbered from 0, and a run says what they are in the shard; nothing is copied. A split
+of 2,000 shards has 2,000 runs, and every document that is denied adds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tokenmill.batch import IntArray
+from tokenmill.errors import UsageError
+from tokenmill.store.table import Integers, ShardTable
+
+__all__ = ["Documents"]
+
+
+class Documents:
+    """Documents and their tokens, numbered from 0; `name` and `fingerprint` say which ones."""
+
+    def __init__(
+        self, table: ShardTable, name: str, fingerprint: str, runs: tuple[Integers, Integers, Integers] | None = None
+    ) -> None:
+        self.table = table
+        self.name = name
+        self.fingerprint = fingerprint
+        if runs is None:
+            filled = np.flatnonzero(table.num_documents)
+            runs = (filled, np.zeros(len(filled), np.int64), table.num_documents[filled])
+        self._shards, self._first_documents, counts = runs
+        self._first_tokens, stops = self._run_bounds(counts)
+        self._document_ends = np.cumsum(counts)
+        self._token_ends = np.cumsum(stops - self._first_tokens)
+        self.num_documents = int(self._document_ends[-1]) if len(counts) else 0
+        self.num_tokens = int(self._token_ends[-1]) if len(counts) else 0
+        # Where the documents and tokens of a run would start if it began with its shard.
+        self._document_shifts = self._document_ends - counts - self._first_documents
+        self._token_shifts = self._token_ends - stops
+
+    def _run_bounds(self, counts: Integers) -> tuple[Integers, Integers]:
+        """The first token of each run in its shard, and the one past its last; whole shards need no look-up."""
+        starts = np.zeros(len(counts), np.int64)
+        stops = self.table.num_tokens[self._shards]
+        late = np.flatnonzero(self._first_documents)
+        starts[late] = self.table.document_starts(self._shards[late], self._first_documents[late])
+        ends = self._first_documents + counts
+        early = np.flatnonzero(ends != self.table.num_documents[self._shards])
+        stops[early] = self.table.document_starts(self._shards[early], ends[early])
+        return starts, stops
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the stored ids."""
+        return self.table.dtype
+
+    def __len__(self) -> int:
+        return self.num_documents
+
+    def document(self, number: int) -> IntArray:
+        """The ids of one document."""
+        if not 0 <= number < self.num_documents:
+            raise UsageError(f"document {number} is not in {self.name}, which has {self.num_documents}, from 0 on")
+        starts, stops = self.bounds(np.array([number]))
+        return self.read(int(starts[0]), int(stops[0]))
+
+    def read(self, start: int, stop: int) -> IntArray:
+        """The ids from token `start` up to token `stop`, across documents and shards, as a copy of your own."""
+        if not 0 <= start <= stop <= self.num_tokens:
+            raise UsageError(f"tokens {start} to {stop} are not in {self.name}, which has {self.num_tokens} tokens")
+        out = np.empty(stop - start, self.dtype)
+        self.copy(start, out)
+        return out
+
+    def copy(self, start: int, out: npt.NDArray[Any]) -> None:
+        """Fill an array with the tokens from `start` on, run by run."""
+        done = 0
+        run = int(np.searchsorted(self._token_ends, start, "right"))
+        while done < len(out):
+            count = min(len(out) - done, int(self._token_ends[run]) - start - done)
+            first = start + done - int(self._token_shifts[run])
+            out[done : done + count] = self.table.read(int(self._shards[run]), first, first + count)
+            done += count
+            run += 1
+
+    def addresses(self, starts: Integers, widths: Integers | int) -> Integers:
+        """Where in memory each stretch of tokens lies; 0 for one that is not in a single piece, or not mapped."""
+        runs = np.searchsorted(self._token_ends, starts, "right")
+        addresses = self.table.token_addresses(self._shards[runs], starts - self._token_shifts[runs])
+        addresses[starts + widths > self._token_ends[runs]] = 0
+        return addresses
+
+    def bounds(self, documents: Integers) -> tuple[Integers, Integers]:
+        """The first token of each document and the one past its last."""
+        runs = np.searchsorted(self._document_ends, documents, "right")
+        inner = documents - self._document_shifts[runs]
+        shards, shifts = self._shards[runs], self._token_shifts[runs]
+        starts = self.table.document_starts(shards, inner)
+        stops = self.table.document_starts(shards, inner + 1)
+        if (stops < starts).any():
+            raise self.table._damaged(int(shards[np.argmax(stops < starts)]))
+        return starts + shifts, stops + shifts
+
+    def find(self, tokens: Integers) -> Integers:
+        """The document that holds each token."""
+        runs = np.searchsorted(self._token_ends, tokens, "right")
+        inner = self.table.find_documents(self._shards[runs], tokens - self._token_shifts[runs])
+        return inner + self._document_shifts[runs]
+
+    def locate(self, documents: Integers) -> tuple[Integers, Integers]:
+        """The shard of each document and its number there."""
+        runs = np.searchsorted(self._document_ends, documents, "right")
+        return self._shards[runs], documents - self._document_shifts[runs]
+
+    def slice(self, start: int, stop: int) -> Documents:
+        """The documents from `start` up to `stop`."""
+        if not 0 <= start <= stop <= self.num_documents:
+            raise UsageError(f"documents {start} to {stop} are not in {self.name}, which has {self.num_documents}")
+        name = f"{self.name}[{start}:{stop}]"
+        return self._choose(np.array([start]), np.array([stop]), name, f"slice {start} {stop}")
+
+    def without(self, documents: Iterable[int]) -> Documents:
+        """All but the given documents."""
+        denied = np.unique(np.fromiter(documents, np.int64))
+        if len(denied) and not 0 <= denied[0] <= denied[-1] < self.num_documents:
+            wrong = int(denied[0] if denied[0] < 0 else denied[-1])
+            raise UsageError(f"document {wrong} is not in {self.name}, which has {self.num_documents}, from 0 on")
+        starts = np.concatenate([[0], denied + 1])
+        stops = np.concatenate([denied, [self.num_documents]])
+        name = f"{self.name} without {len(denied):,} documents"
+        return self._choose(starts, stops, name, f"without {xxhash.xxh3_64_hexdigest(denied.astype('<i8').tobytes())}")
+
+    def _choose(self, starts: Integers, stops: Integers, name: str, change: str) -> Documents:
+        """The documents of some intervals, cut where runs end."""
+        edges = np.unique(np.concatenate([starts, stops, self._document_ends]))
+        edges = edges[(edges >= starts[0]) & (edges <= stops[-1])]
+        firsts, counts = edges[:-1], np.diff(edges)
+        inside = firsts < stops[np.searchsorted(starts, firsts, "right") - 1]
+        firsts, counts = firsts[inside], counts[inside]
+        runs = np.searchsorted(self._document_ends, firsts, "right")
+        fingerprint = xxhash.xxh3_64_hexdigest(f"{self.fingerprint} {change}".encode())
+        pieces = (self._shards[runs], firsts - self._document_shifts[runs], counts)
+        return Documents(self.table, name, fingerprint, pieces)
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.num_documents:,} documents, {self.num_tokens:,} tokens"

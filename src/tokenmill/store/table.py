@@ -1,0 +1,201 @@
+"""Many shards as a few arrays: where their tokens are in memory, and where their documents start.
+
+Shards are mapped when they are first read and stay mapped. Under a global shuffle every row is
+in another shard, so a cache of some mappings would miss all the time (28 us a row, where reading
+at a position takes 5); shards past the cap on mappings are read at positions instead.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import StoreError
+from tokenmill.store import mapping
+from tokenmill.store.mapping import MappedFile, everywhere
+from tokenmill.store.shard import HEADER, INDEX_HEADER_BYTES, MAGIC, dtype_code
+
+__all__ = ["ShardTable"]
+
+Integers = npt.NDArray[np.int64]
+
+UNKNOWN, UNMAPPED = 0, -1
+_POINTER_STEP = 2
+"""Pointers lie behind a header of 34 bytes and 4 bytes a document, so at even addresses."""
+
+
+class ShardTable:
+    """The shards of one split, by number; `stems` are their paths without `.bin` and `.idx`.
+
+    `starts` has the first byte of each document for shards that have no index of their own, by number.
+    """
+
+    def __init__(
+        self,
+        stems: Sequence[str],
+        num_documents: npt.ArrayLike,
+        num_tokens: npt.ArrayLike,
+        dtype: np.dtype[Any],
+        starts: Mapping[int, Integers] | None = None,
+    ) -> None:
+        self.dtype = dtype
+        self.stems = list(stems)
+        self.num_documents = np.array(num_documents, np.int64)
+        self.num_tokens = np.array(num_tokens, np.int64)
+        self._token_addresses = np.zeros(len(stems), np.int64)
+        self._pointer_addresses = np.zeros(len(stems), np.int64)
+        self._kept: list[Any] = []
+        self._lock = threading.Lock()
+        self._starts = {shard: np.ascontiguousarray(some, "<i8") for shard, some in (starts or {}).items()}
+        for shard, pointers in self._starts.items():
+            self._pointer_addresses[shard] = pointers.ctypes.data
+
+    @classmethod
+    def join(cls, tables: Sequence[ShardTable]) -> ShardTable:
+        """The shards of several tables in one, in order."""
+        firsts = np.cumsum([0, *(len(table.stems) for table in tables)]).tolist()
+        return cls(
+            [stem for table in tables for stem in table.stems],
+            np.concatenate([table.num_documents for table in tables]),
+            np.concatenate([table.num_tokens for table in tables]),
+            tables[0].dtype,
+            {
+                first + n: some
+                for first, table in zip(firsts, tables, strict=False)
+                for n, some in table._starts.items()
+            },
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Mappings belong to a process; a copy in another one makes its own.
+        return ShardTable, (self.stems, self.num_documents, self.num_tokens, self.dtype, self._starts)
+
+    def token_addresses(self, shards: Integers, positions: Integers) -> Integers:
+        """The address of a token, by its shard and its position there; 0 where the shard is not mapped."""
+        bases = self._token_addresses[shards]
+        if (bases == UNKNOWN).any():
+            self._map_tokens(np.unique(shards[bases == UNKNOWN]))
+            bases = self._token_addresses[shards]
+        addresses = bases + positions * self.dtype.itemsize
+        if (bases == UNMAPPED).any():
+            addresses[bases == UNMAPPED] = 0
+        return addresses
+
+    def document_starts(self, shards: Integers, documents: Integers) -> Integers:
+        """The position in its shard of a document's first token; documents may be one past the last."""
+        past = documents == self.num_documents[shards]
+        bases = self._index_addresses(shards)
+        inner = np.where(past, 0, documents)
+        positions = self._pointers(shards, bases, inner) // self.dtype.itemsize
+        positions = np.where(past, self.num_tokens[shards], positions)
+        if (positions < 0).any() or (positions > self.num_tokens[shards]).any():
+            raise self._damaged(int(shards[np.argmax((positions < 0) | (positions > self.num_tokens[shards]))]))
+        return positions
+
+    def find_documents(self, shards: Integers, positions: Integers) -> Integers:
+        """The document of its shard that holds each token; a binary search for all tokens at once."""
+        bases = self._index_addresses(shards)
+        offsets = positions * self.dtype.itemsize
+        low = np.zeros(len(shards), np.int64)
+        high = self.num_documents[shards]
+        while (low < high).any():
+            middle = (low + high) >> 1
+            # Where the search has ended, middle may be one past the last document.
+            inside = np.minimum(middle, self.num_documents[shards] - 1)
+            after = (self._pointers(shards, bases, inside) <= offsets) & (low < high)
+            high = np.where(after, high, middle)
+            low = np.where(after, middle + 1, low)
+        return low - 1
+
+    def read(self, shard: int, start: int, stop: int) -> npt.NDArray[Any]:
+        """Tokens of one shard: mapped where possible, so the array costs nothing, else read."""
+        address = int(self.token_addresses(np.array([shard]), np.array([start]))[0]) if stop > start else 0
+        if address:
+            first = address // self.dtype.itemsize - 1
+            return everywhere(self.dtype.str, self.dtype.itemsize)[first : first + stop - start]
+        return self._read_at(shard, start, stop)
+
+    def _read_at(self, shard: int, start: int, stop: int) -> npt.NDArray[Any]:
+        tokens = np.empty(stop - start, self.dtype)
+        if len(tokens):
+            _read_into(f"{self.stems[shard]}.bin", tokens.data.cast("B"), start * self.dtype.itemsize)
+        return tokens
+
+    def _map_tokens(self, shards: Integers) -> None:
+        with self._lock:
+            for shard in shards.tolist():
+                if self._token_addresses[shard] == UNKNOWN:
+                    size = int(self.num_tokens[shard]) * self.dtype.itemsize
+                    self._token_addresses[shard] = self._map(f"{self.stems[shard]}.bin", size)
+
+    def _map(self, path: str, size: int) -> int:
+        if size == 0 or MappedFile.num_live >= mapping.MAX_MAPPINGS:
+            return UNMAPPED
+        try:
+            mapped = MappedFile(path, size)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}") from None
+        self._kept.append(mapped)
+        return mapped.address
+
+    def _index_addresses(self, shards: Integers) -> Integers:
+        """Where the pointers of each shard start in memory, -1 where they are not mapped."""
+        bases = self._pointer_addresses[shards]
+        unknown = bases == UNKNOWN
+        if unknown.any():
+            with self._lock:
+                for shard in np.unique(shards[unknown]).tolist():
+                    self._pointer_addresses[shard] = self._map_index(shard)
+            bases = self._pointer_addresses[shards]
+        return bases
+
+    def _map_index(self, shard: int) -> int:
+        count = int(self.num_documents[shard])
+        path = f"{self.stems[shard]}.idx"
+        address = self._map(path, INDEX_HEADER_BYTES + 20 * count + 8)
+        header = bytearray(INDEX_HEADER_BYTES)
+        _read_into(path, memoryview(header), 0)
+        if HEADER.unpack(header) != (MAGIC, 1, dtype_code(self.dtype), count, count + 1):
+            raise StoreError(f"{path} is not the index of a {self.dtype} shard of {count} documents")
+        return address if address == UNMAPPED else address + INDEX_HEADER_BYTES + 4 * count
+
+    def _pointers(self, shards: Integers, bases: Integers, documents: Integers) -> Integers:
+        places = (bases + 8 * documents) // _POINTER_STEP - 1
+        unmapped = bases == UNMAPPED
+        if not unmapped.any():
+            mapped: Integers = everywhere("<i8", _POINTER_STEP)[places]
+            return mapped
+        values = np.empty(len(places), np.int64)
+        values[~unmapped] = everywhere("<i8", _POINTER_STEP)[places[~unmapped]]
+        buffer = np.empty(1, "<i8")
+        for at in np.flatnonzero(unmapped).tolist():
+            shard = int(shards[at])
+            offset = INDEX_HEADER_BYTES + 4 * int(self.num_documents[shard]) + 8 * int(documents[at])
+            _read_into(f"{self.stems[shard]}.idx", buffer.data.cast("B"), offset)
+            values[at] = buffer[0]
+        return values
+
+    def _damaged(self, shard: int) -> StoreError:
+        return StoreError(
+            f"{self.stems[shard]}.idx is damaged: a document starts outside the shard; run tokenmill verify"
+        )
+
+
+def _read_into(path: str, buffer: memoryview, offset: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        while len(buffer):
+            count = os.preadv(descriptor, [buffer], offset)
+            if count == 0:
+                raise StoreError(f"{path} ends too early; restore it, or tokenize again with --overwrite")
+            buffer, offset = buffer[count:], offset + count
+    finally:
+        os.close(descriptor)

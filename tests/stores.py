@@ -1,0 +1,123 @@
+"""Stores made directly from lists of ids, and the plain-Python truth about the rows that come out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenmill.store.manifest import (
+    EngineInfo,
+    FileInfo,
+    InputInfo,
+    Manifest,
+    SpecialTokensInfo,
+    SplitInfo,
+    TokenizerInfo,
+    encode_sealed,
+)
+from tokenmill.store.shard import DTYPES, ShardWriter
+
+Ids = Sequence[int]
+
+
+def make_store(
+    folder: Path, documents: Sequence[Ids], *, num_shards: int = 3, dtype: str = "uint16", val: Sequence[Ids] = ()
+) -> Path:
+    """A store of given documents, spread over shards in order; shards may be empty and are left out then."""
+    splits = {"train": _write_split(folder, "train", documents, num_shards, dtype)}
+    if val:
+        splits["val"] = _write_split(folder, "val", val, 1, dtype)
+    manifest = Manifest(
+        format_version=1,
+        dtype=dtype,
+        tokenizer=TokenizerInfo("numbers", "bytes", "0" * 64, 65536 if dtype == "uint16" else 1 << 20, {}),
+        engine=EngineInfo("bytes", "0", None, 0),
+        special_tokens=SpecialTokensInfo(None, None, "as-text", 0),
+        splits=splits,
+        num_documents_in=len(documents) + len(val),
+        num_rejects=0,
+        rejects={},
+        files={},
+        settings={},
+        inputs=[InputInfo("in.jsonl", 0, "")],
+    )
+    (folder / "manifest.json").write_bytes(encode_sealed(manifest))
+    return folder
+
+
+def _write_split(folder: Path, name: str, documents: Sequence[Ids], num_shards: int, dtype: str) -> SplitInfo:
+    cuts = np.linspace(0, len(documents), num_shards + 1).astype(int).tolist()
+    shards = []
+    for number, (first, last) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        some = documents[first:last]
+        if not some:
+            continue
+        writer = ShardWriter(folder, f"{name}/shard-00000-{number:04d}", dtype=dtype, keep_keys=(), run="x")
+        lengths = np.array([len(document) for document in some], np.int32)
+        writer.append(
+            np.array([token for document in some for token in document], DTYPES[dtype][1]),
+            lengths,
+            inputs=np.zeros(len(some), np.int32),
+            positions=np.arange(len(some), dtype=np.int64),
+            kept=None,
+        )
+        shards.append(writer.finish())
+        writer.publish()
+    return SplitInfo(len(documents), sum(map(len, documents)), shards)
+
+
+def sparse_store(folder: Path, num_shards: int, tokens_per_shard: int, documents_per_shard: int = 4) -> Path:
+    """A store of holes: any number of tokens, all of them 0, on no disk at all."""
+    from tokenmill.store.manifest import ShardInfo
+    from tokenmill.store.shard import HEADER, MAGIC
+
+    (folder / "train").mkdir(parents=True)
+    count = documents_per_shard
+    lengths = np.full(count, tokens_per_shard // count, "<i4")
+    lengths[-1] += tokens_per_shard - int(lengths.sum())
+    pointers = (np.cumsum(lengths, dtype="<i8") - lengths) * 2
+    index = HEADER.pack(MAGIC, 1, 8, count, count + 1) + lengths.tobytes() + pointers.astype("<i8").tobytes()
+    index += np.arange(count + 1, dtype="<i8").tobytes()
+    shards = []
+    for number in range(num_shards):
+        name = f"train/shard-{number:05d}-0000"
+        with (folder / f"{name}.bin").open("wb") as file:
+            file.truncate(2 * tokens_per_shard)
+        (folder / f"{name}.idx").write_bytes(index)
+        files = {".bin": FileInfo(2 * tokens_per_shard, "0" * 16), ".idx": FileInfo(len(index), "0" * 16)}
+        shards.append(ShardInfo(name, count, tokens_per_shard, files))
+    split = SplitInfo(count * num_shards, tokens_per_shard * num_shards, shards)
+    manifest = Manifest(
+        format_version=1,
+        dtype="uint16",
+        tokenizer=TokenizerInfo("numbers", "bytes", "0" * 64, 65536, {}),
+        engine=EngineInfo("bytes", "0", None, 0),
+        special_tokens=SpecialTokensInfo(None, None, "as-text", 0),
+        splits={"train": split},
+        num_documents_in=split.num_documents,
+        num_rejects=0,
+        rejects={},
+        files={},
+        settings={},
+        inputs=[],
+    )
+    (folder / "manifest.json").write_bytes(encode_sealed(manifest))
+    return folder
+
+
+def make_documents(count: int, seed: int = 0, *, longest: int = 40, shortest: int = 1) -> list[list[int]]:
+    """Documents of random lengths in which every token is a number of its own, up to 65,000 tokens."""
+    rng = np.random.default_rng(seed)
+    lengths = np.minimum(longest, shortest + rng.exponential(longest / 4, count).astype(int))
+    edges = np.concatenate([[0], np.cumsum(lengths)]).tolist()
+    assert edges[-1] < 65_000
+    return [list(range(1 + first, 1 + last)) for first, last in zip(edges, edges[1:], strict=False)]
+
+
+def collect(loader: Any, num_batches: int) -> list[Any]:
+    """The next batches."""
+    iterator = iter(loader)
+    return [next(iterator) for _ in range(num_batches)]
