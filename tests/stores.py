@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def make_store(
 def _write_split(folder: Path, name: str, documents: Sequence[Ids], num_shards: int, dtype: str) -> SplitInfo:
     cuts = np.linspace(0, len(documents), num_shards + 1).astype(int).tolist()
     shards = []
-    for number, (first, last) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for number, (first, last) in enumerate(itertools.pairwise(cuts)):
         some = documents[first:last]
         if not some:
             continue
@@ -114,7 +115,7 @@ def make_documents(count: int, seed: int = 0, *, longest: int = 40, shortest: in
     lengths = np.minimum(longest, shortest + rng.exponential(longest / 4, count).astype(int))
     edges = np.concatenate([[0], np.cumsum(lengths)]).tolist()
     assert edges[-1] < 65_000
-    return [list(range(1 + first, 1 + last)) for first, last in zip(edges, edges[1:], strict=False)]
+    return [list(range(1 + first, 1 + last)) for first, last in itertools.pairwise(edges)]
 
 
 def collect(loader: Any, num_batches: int) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,19 @@ documents_of_any_length = st.lists(st.integers(0, 30), min_size=1, max_size=60).
 
 def store_of(lengths: list[int], folder: Path, num_shards: int) -> tuple[Any, list[list[int]]]:
     edges = np.concatenate([[0], np.cumsum(lengths)]).tolist()
-    documents = [list(range(1 + a, 1 + b)) for a, b in zip(edges, edges[1:], strict=False)]
+    documents = [list(range(1 + a, 1 + b)) for a, b in itertools.pairwise(edges)]
     return tm.open(make_store(folder, documents, num_shards=num_shards)), documents
 
 
 def all_segments(rows: Any) -> list[list[tuple[int, int, int, bool]]]:
     found = rows.segments(np.arange(len(rows)))
     edges = [0, *found.ends.tolist()]
-    columns = [*zip(found.documents.tolist(), found.starts.tolist(), found.lengths.tolist(), found.is_end.tolist())]
-    return [columns[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    columns = [
+        *zip(
+            found.documents.tolist(), found.starts.tolist(), found.lengths.tolist(), found.is_end.tolist(), strict=False
+        )
+    ]
+    return [columns[a:b] for a, b in itertools.pairwise(edges)]
 
 
 @settings(max_examples=60, deadline=None)

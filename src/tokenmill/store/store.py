@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ from tokenmill.engines.decoding import Decoder
 from tokenmill.engines.tokenizer import Tokenizer, open_tokenizer
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.store.documents import Documents
-from tokenmill.store.manifest import Manifest, ShardInfo, SplitInfo, read_manifest
-from tokenmill.store.shard import DTYPES, index_lengths
+from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, SplitInfo, read_manifest
+from tokenmill.store.shard import DTYPES, INDEX_HEADER_BYTES, index_lengths
 from tokenmill.store.table import ShardTable
 
 __all__ = ["Shard", "Split", "TokenSource", "TokenStore"]
@@ -93,6 +93,9 @@ class TokenStore(TokenSource):
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.manifest: Manifest = read_manifest(self.path)
+        if self.manifest.dtype not in DTYPES:
+            known = " or ".join(DTYPES)
+            raise StoreError(f"{self.path / MANIFEST} has ids of type {self.manifest.dtype!r}; expected {known}")
         self.vocab_size: int = self.manifest.tokenizer.vocab_size
         self.splits: dict[str, Split] = {name: Split(self, name, info) for name, info in self.manifest.splits.items()}
 
@@ -108,14 +111,15 @@ class Split(Documents):
     def __init__(self, store: TokenStore, name: str, info: SplitInfo) -> None:
         self._store = store
         self._infos = info.shards
+        dtype = DTYPES[store.manifest.dtype][1]
         stems = [_stem(store.path, shard) for shard in info.shards]
         for stem, shard in zip(stems, info.shards, strict=True):
-            _check_sizes(stem, shard)
+            _check_sizes(stem, shard, dtype.itemsize)
         table = ShardTable(
             stems,
             [shard.num_documents for shard in info.shards],
             [shard.num_tokens for shard in info.shards],
-            DTYPES[store.manifest.dtype][1],
+            dtype,
         )
         fingerprint = xxhash.xxh3_64_hexdigest(f"{store.manifest.checksum} {name}".encode())
         super().__init__(table, f"{store.path.name}/{name}", fingerprint)
@@ -139,14 +143,17 @@ def _open_split(path: Path, name: str) -> Split:
 
 def _stem(store: Path, shard: ShardInfo) -> str:
     """The path of a shard without its endings, which must lie in the store."""
-    parts = PurePosixPath(shard.name).parts
-    if not parts or ".." in parts or parts[0] == "/":
+    if not shard.name or shard.name.startswith("/") or ".." in shard.name.split("/"):
         raise StoreError(f"{store / 'manifest.json'} names a shard outside the store: {shard.name!r}")
     return f"{store}/{shard.name}"
 
 
-def _check_sizes(stem: str, shard: ShardInfo) -> None:
-    for suffix, file in shard.files.items():
+def _check_sizes(stem: str, shard: ShardInfo, itemsize: int) -> None:
+    """Look at the files that loading needs; the others are looked at when they are read, and by `verify`."""
+    for suffix in (".bin", ".idx"):
+        file = shard.files.get(suffix)
+        if file is None:
+            raise StoreError(f"the manifest lists no {suffix} file for shard {shard.name}; tokenize again")
         try:
             size = os.stat(stem + suffix).st_size  # noqa: PTH116 (a Path for each of 60,000 files takes a second)
         except OSError:
@@ -156,6 +163,12 @@ def _check_sizes(stem: str, shard: ShardInfo) -> None:
                 f"{stem}{suffix} has {size} bytes and the manifest says {file.bytes}; restore it, or tokenize again "
                 "with --overwrite"
             )
+    if shard.files[".bin"].bytes != shard.num_tokens * itemsize:
+        raise StoreError(
+            f"{stem}.bin has {shard.files['.bin'].bytes} bytes and the manifest says {shard.num_tokens} tokens"
+        )
+    if shard.files[".idx"].bytes != INDEX_HEADER_BYTES + 20 * shard.num_documents + 8:
+        raise StoreError(f"{stem}.idx is not the index of {shard.num_documents} documents, as the manifest says")
 
 
 class Shard:
