@@ -164,7 +164,9 @@ def nanogpt(corpus: Path, rows: int, length: int) -> Pairs:
 def litdata(corpus: Path, rows: int, length: int) -> Pairs:
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
 
-    dataset = StreamingDataset(str(corpus / "litdata"), TokensLoader(length + 1), shuffle=True, drop_last=True)
+    dataset = StreamingDataset(
+        str(corpus / "litdata"), item_loader=TokensLoader(length + 1), shuffle=True, drop_last=True
+    )
     return map(split_rows, forever(StreamingDataLoader(dataset, batch_size=rows, num_workers=0)))
 
 

@@ -1,0 +1,424 @@
+"""The loader: one global stream for every world size, exact resuming, batches that are the user's own."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+
+import tokenmill as tm
+from tests.stores import collect, make_documents, make_store
+from tokenmill.errors import StoreError, UsageError
+from tokenmill.loaders.ranks import find_rank
+from tokenmill.store.mapping import MappedFile
+
+SEQ_LEN = 16
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Three stores of different sizes, in several shards, with documents shorter and longer than a row."""
+    folder = tmp_path_factory.mktemp("stores")
+    counts = (900, 400, 150)
+    return [
+        tm.open(make_store(folder / str(n), make_documents(count, seed=n, longest=50), num_shards=2 + 3 * n))
+        for n, count in enumerate(counts)
+    ]
+
+
+def mixture(stores: list[Any], **options: Any) -> tm.Rows:
+    rows = [tm.shuffle(tm.pack(store, seq_len=SEQ_LEN), seed=n) for n, store in enumerate(stores)]
+    return tm.mix([*zip(rows, (0.6, 0.3, 0.1), strict=True)], seed=5, **options)
+
+
+DATASETS: dict[str, Callable[[list[Any]], tm.Rows]] = {
+    "concat": lambda s: tm.pack(s[0], seq_len=SEQ_LEN),
+    "concat-shuffled": lambda s: tm.shuffle(tm.pack(s[0], seq_len=SEQ_LEN), seed=1),
+    "small-shuffled": lambda s: tm.shuffle(tm.pack(s[2], seq_len=SEQ_LEN), seed=1),
+    "best-fit": lambda s: tm.pack(s[0], seq_len=SEQ_LEN, method="best-fit"),
+    "best-fit-shuffled": lambda s: tm.shuffle(tm.pack(s[0], seq_len=SEQ_LEN, method="best-fit", seed=2), seed=2),
+    "pad-shuffled": lambda s: tm.shuffle(tm.pack(s[1], seq_len=SEQ_LEN, method="pad"), seed=3),
+    "pad-truncated": lambda s: tm.pack(s[1], seq_len=SEQ_LEN, method="pad", long_documents="truncate"),
+    "slice": lambda s: tm.shuffle(tm.skip(tm.shuffle(tm.pack(s[0], seq_len=SEQ_LEN)), 20), seed=8),
+    "denied": lambda s: tm.shuffle(tm.pack(tm.deny(s[0], range(0, 900, 7)), seq_len=SEQ_LEN), seed=8),
+    "mix": mixture,
+    "mix-staged": lambda s: mixture(s, stages={300: [0.1, 0.1, 0.8], 1200: [1, 0, 1]}),
+    "mix-renormalized": lambda s: mixture(s, max_epochs=[2, 1, 3], on_exhausted="renormalize"),
+    "mix-of-best-fit": lambda s: tm.mix(
+        [(tm.shuffle(tm.pack(store, seq_len=SEQ_LEN, method="best-fit"), seed=n), n + 1) for n, store in enumerate(s)]
+    ),
+    "mix-of-kinds": lambda s: tm.mix(
+        [
+            (tm.shuffle(tm.pack(s[0], seq_len=SEQ_LEN)), 0.5),
+            (tm.shuffle(tm.pack(s[1], seq_len=SEQ_LEN, method="best-fit")), 0.3),
+            (tm.shuffle(tm.pack(s[2], seq_len=SEQ_LEN, method="pad")), 0.2),
+        ]
+    ),
+}
+
+
+def fingerprint_of(batches: list[Any]) -> list[str]:
+    return [xxhash.xxh3_64_hexdigest(np.concatenate([x, y], axis=1).tobytes()) for x, y in batches]
+
+
+CONFIGURATIONS = [(name, mask) for name in DATASETS for mask in (False, True)]
+
+
+@pytest.mark.parametrize(("name", "document_mask"), CONFIGURATIONS)
+def test_every_one_of_a_thousand_states_resumes_exactly(stores: list[Any], name: str, document_mask: bool) -> None:
+    rows = DATASETS[name](stores)
+    settings: dict[str, Any] = {"batch_size": 3, "world_size": 2, "rank": 1, "document_mask": document_mask}
+    if rows.limit is not None:
+        settings["epochs"] = None
+    loader = tm.Loader(rows, **settings)
+    states, expected = [], []
+    for batch in loader:
+        if len(expected) == 1003:
+            break
+        expected.append(batch)
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    hashes = fingerprint_of(expected)
+    resumed = tm.Loader(rows, **settings)
+    for number, state in enumerate(states):
+        if number + 3 >= len(hashes):
+            break
+        resumed.load_state_dict(state)
+        assert fingerprint_of(collect(resumed, 2)) == hashes[number + 1 : number + 3], (name, number)
+
+
+def test_a_resume_of_a_resume_of_a_resume(stores: list[Any]) -> None:
+    rows = DATASETS["mix-staged"](stores)
+    expected = fingerprint_of(collect(tm.Loader(rows, batch_size=4), 600))
+    rng = np.random.default_rng(0)
+    state, found = tm.Loader(rows, batch_size=4).state_dict(), []
+    while len(found) < 600:
+        loader = tm.Loader(rows, batch_size=4, prefetch=int(rng.integers(0, 3)))
+        loader.load_state_dict(state)
+        found += fingerprint_of(collect(loader, int(rng.integers(1, 40))))
+        state = loader.state_dict()
+    assert found[:600] == expected
+
+
+def global_stream(rows: tm.Rows, world_size: int, prefetch: int, num_rows: int) -> str:
+    per_rank = 48 // world_size
+    loaders = [
+        tm.Loader(rows, batch_size=per_rank, rank=rank, world_size=world_size, prefetch=prefetch)
+        for rank in range(world_size)
+    ]
+    digest = xxhash.xxh3_64()
+    for batches in zip(*(collect(loader, num_rows // 48) for loader in loaders), strict=True):
+        for x, y in batches:
+            digest.update(np.ascontiguousarray(np.concatenate([x, y], axis=1)).tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("name", ["concat-shuffled", "best-fit-shuffled", "mix-staged"])
+def test_the_global_stream_is_one_for_all_world_sizes_and_threads(stores: list[Any], name: str) -> None:
+    rows = DATASETS[name](stores)
+    hashes = {
+        global_stream(rows, world_size, prefetch, 480)
+        for world_size in (1, 2, 3, 4, 6, 8, 12, 16, 24)
+        for prefetch in (0, 1, 2)
+    }
+    assert len(hashes) == 1
+
+
+def test_a_hundred_resizes_in_one_epoch_give_every_row_once(stores: list[Any]) -> None:
+    rows = tm.shuffle(tm.pack(stores[0], seq_len=4), seed=3)
+    rng = np.random.default_rng(1)
+    seen: list[int] = []
+    state = tm.Loader(rows, batch_size=1).state_dict()
+    for _ in range(100):
+        world_size, batch_size = int(rng.integers(1, 5)), int(rng.integers(1, 5))
+        if len(seen) + world_size * batch_size > len(rows):
+            break
+        loaders = [
+            tm.Loader(rows, batch_size=batch_size, rank=rank, world_size=world_size) for rank in range(world_size)
+        ]
+        for loader in loaders:
+            loader.load_state_dict(state)
+            ((x, _),) = collect(loader, 1)
+            seen += x[:, 0].tolist()
+        state = loaders[0].state_dict()
+    else:
+        left = tm.Loader(rows, batch_size=1, epochs=1)
+        left.load_state_dict(state)
+        seen += [int(x[0, 0]) for x, _ in left]
+        assert sorted(seen) == sorted(int(rows[i][0]) for i in range(len(rows)))
+
+
+def test_batches_are_inputs_and_the_tokens_behind_them(stores: list[Any]) -> None:
+    rows = tm.pack(stores[0], seq_len=SEQ_LEN)
+    stream = stores[0].read(0, stores[0].num_tokens).astype(np.int64)
+    for number, batch in enumerate(collect(tm.Loader(rows, batch_size=2), 20)):
+        x, y = batch
+        assert x.dtype == y.dtype == np.int64
+        assert x.flags.c_contiguous
+        assert y.flags.c_contiguous
+        for row in range(2):
+            start = (2 * number + row) * SEQ_LEN
+            assert x[row].tolist() == stream[start : start + SEQ_LEN].tolist()
+            assert y[row].tolist() == stream[start + 1 : start + SEQ_LEN + 1].tolist()
+
+
+@pytest.mark.parametrize("seq_len", [1, 7, 8190, 8191, 8192, 9000])
+def test_short_and_long_rows_take_different_ways_to_the_same_tokens(tmp_path: Path, seq_len: int) -> None:
+    store = tm.open(make_store(tmp_path, make_documents(3000, longest=60), num_shards=11))
+    stream = store.read(0, store.num_tokens).astype(np.int64)
+    rows = tm.shuffle(tm.pack(store, seq_len=seq_len), seed=1)
+    for x, y in collect(tm.Loader(rows, batch_size=2, epochs=1), min(4, len(rows) // 2)):
+        for row in range(2):
+            start = int(np.flatnonzero(stream == x[row, 0])[0])
+            assert start % seq_len == 0
+            assert x[row].tolist() == stream[start : start + seq_len].tolist()
+            assert y[row].tolist() == stream[start + 1 : start + 1 + seq_len].tolist()
+
+
+def test_rows_may_be_longer_than_many_shards(tmp_path: Path) -> None:
+    store = tm.open(make_store(tmp_path, make_documents(60, longest=10), num_shards=30))
+    stream = store.read(0, store.num_tokens).tolist()
+    ((x, y),) = collect(tm.Loader(tm.pack(store, seq_len=100), batch_size=1), 1)
+    assert x[0].tolist() == stream[:100]
+    assert y[0].tolist() == stream[1:101]
+
+
+def test_int32_stores_and_int32_batches(tmp_path: Path) -> None:
+    documents = [[70_000 + i, 80_000 + i, 5] for i in range(50)]
+    store = tm.open(make_store(tmp_path, documents, dtype="int32"))
+    stream = [token for document in documents for token in document]
+    for kind in (np.int32, np.int64):
+        ((x, y),) = collect(tm.Loader(tm.pack(store, seq_len=20), batch_size=3, dtype=kind), 1)
+        assert x.dtype == kind
+        assert x.reshape(-1).tolist() == stream[:60]
+        assert y.reshape(-1).tolist() == stream[1:61]
+
+
+def test_epochs_end_with_a_padded_batch(stores: list[Any]) -> None:
+    rows = tm.shuffle(tm.pack(stores[2], seq_len=SEQ_LEN), seed=2)
+    loaders = [tm.Loader(rows, batch_size=4, rank=rank, world_size=2, epochs=2) for rank in range(2)]
+    batches = [list(loader) for loader in loaders]
+    assert len(batches[0]) == len(batches[1]) == len(loaders[0]) == -(-2 * len(rows) // 8)
+    in_order = [(x[i], y[i]) for pair in zip(*batches, strict=True) for x, y in pair for i in range(4)]
+    real, padded = in_order[: 2 * len(rows)], in_order[2 * len(rows) :]
+    assert [x.tolist() for x, _ in real] == [rows[i].tolist() for i in range(2 * len(rows))]
+    assert all((x == 0).all() and (y == -100).all() for x, y in padded)
+    last = batches[1][-1]
+    assert (last.loss_mask[(last.targets == -100)] == 0).all()
+    assert [len(row) for row in last.documents][-1] == (0 if padded else 1)
+    assert len(list(loaders[0])) == len(batches[0]), "a loader that has ended starts over"
+
+
+def test_a_kept_batch_is_never_overwritten(stores: list[Any]) -> None:
+    loader = tm.Loader(DATASETS["concat-shuffled"](stores), batch_size=2)
+    held = []
+    for number, (x, y) in enumerate(loader):
+        if number == 400:
+            break
+        if number % 2 == 0:
+            held.append((x, y, x.copy(), y.copy()))
+    assert len({x.ctypes.data for x, _, _, _ in held}) == len(held)
+    assert all((x == a).all() and (y == b).all() for x, y, a, b in held)
+
+
+def test_batches_belong_to_the_user_and_may_be_changed(stores: list[Any]) -> None:
+    loader = tm.Loader(DATASETS["concat"](stores), batch_size=2)
+    expected = fingerprint_of(collect(tm.Loader(DATASETS["concat"](stores), batch_size=2), 50))
+    found = []
+    for (x, y), _ in zip(loader, range(50), strict=False):
+        found += fingerprint_of([(x, y)])
+        x[:], y[:] = 7, 7
+    assert found == expected
+
+
+def test_memory_is_used_again_when_batches_are_dropped(stores: list[Any]) -> None:
+    places = set()
+    for number, (x, _) in enumerate(tm.Loader(DATASETS["concat"](stores), batch_size=64)):
+        if number == 3000:
+            break
+        places.add(x.ctypes.data)
+    assert len(places) < 600
+
+
+def test_a_state_counts_what_was_handed_over_and_not_what_was_prefetched(stores: list[Any]) -> None:
+    loader = tm.Loader(DATASETS["concat"](stores), batch_size=5, prefetch=3)
+    for number, _ in enumerate(loader, 1):
+        assert loader.state_dict()["next_row"] == 5 * number
+        assert loader.step == number
+        if number == 30:
+            break
+    assert collect(loader, 1)[0][0][0, 0] == DATASETS["concat"](stores)[150][0], "iterating goes on where it was"
+
+
+def test_states_are_a_few_readable_values(stores: list[Any]) -> None:
+    loader = tm.Loader(DATASETS["concat-shuffled"](stores), batch_size=5)
+    collect(loader, 3)
+    state = loader.state_dict()
+    assert json.loads(json.dumps(state)) == state
+    assert {key: state[key] for key in ("version", "next_row", "batch_size", "world_size")} == {
+        "version": 1,
+        "next_row": 15,
+        "batch_size": 5,
+        "world_size": 1,
+    }
+    assert loader.get_state() == state
+    other = tm.Loader(DATASETS["concat-shuffled"](stores), batch_size=3)
+    other.set_state(state)
+    assert other.state_dict()["next_row"] == 15
+
+
+def test_the_state_of_another_dataset_is_refused_with_the_difference(stores: list[Any]) -> None:
+    state = tm.Loader(DATASETS["concat-shuffled"](stores), batch_size=5).state_dict()
+    for rows, message in [
+        (tm.shuffle(tm.pack(stores[0], seq_len=8), seed=1), "rows.seq_len is 16 in the state and 8 here"),
+        (tm.shuffle(tm.pack(stores[0], seq_len=16), seed=2), "seed is 1 in the state and 2 here"),
+        (tm.shuffle(tm.pack(stores[1], seq_len=16), seed=1), "rows.documents.fingerprint is '"),
+        (tm.pack(stores[0], seq_len=16), "kind is 'shuffle' in the state and 'pack' here"),
+    ]:
+        with pytest.raises(UsageError, match="the state is of another dataset: " + message):
+            tm.Loader(rows, batch_size=5).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (None, "this is not the state of a loader"),
+        ({"next_row": 3}, "this is not the state of a loader"),
+        ({"version": 9, "fingerprint": "", "next_row": 3}, "version 9; this tokenmill reads version 1"),
+        ({"version": 1, "fingerprint": "", "next_row": -3}, "next_row of the state is -3"),
+        ({"version": 1, "fingerprint": "", "next_row": "3"}, "next_row of the state is '3'"),
+        ({"version": 1, "fingerprint": "", "next_row": 3, "dataset": None}, "the state is of another dataset"),
+    ],
+)
+def test_what_is_no_state_is_refused(stores: list[Any], state: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        tm.Loader(DATASETS["concat"](stores), batch_size=5).load_state_dict(state)
+
+
+def test_a_stage_may_be_added_ahead_but_not_behind(stores: list[Any]) -> None:
+    loader = tm.Loader(mixture(stores, stages={100: [1, 1, 1]}), batch_size=10)
+    collect(loader, 40)
+    state = loader.state_dict()
+    ahead = mixture(stores, stages={100: [1, 1, 1], 400: [0, 0, 1]})
+    resumed = tm.Loader(ahead, batch_size=10)
+    resumed.load_state_dict(state)
+    assert resumed.step == 40
+    whole = collect(tm.Loader(ahead, batch_size=10), 45)
+    assert fingerprint_of(collect(resumed, 5)) == fingerprint_of(whole[40:])
+    with pytest.raises(UsageError, match=r"stages\.399 is only in the dataset"):
+        tm.Loader(mixture(stores, stages={100: [1, 1, 1], 399: [0, 0, 1]}), batch_size=10).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 0}, "batch_size 0 must be"),
+        ({"batch_size": 2, "layout": "mine"}, "layout 'mine' is unknown; expected xy, hf"),
+        ({"batch_size": 2, "dtype": "uint16"}, "dtype uint16 cannot hold"),
+        ({"batch_size": 2, "rank": 2, "world_size": 2}, "rank 2 of world_size 2 is impossible"),
+        ({"batch_size": 2, "epochs": 0}, "epochs 0 must be above 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(stores: list[Any], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        tm.Loader(DATASETS["concat"](stores), **settings)
+
+
+def test_load_is_the_whole_way_in_one_line(tmp_path: Path) -> None:
+    documents = make_documents(300)
+    make_store(tmp_path, documents, val=documents[:50])
+    loader = tm.load(tmp_path, seq_len=8, batch_size=4)
+    by_hand = tm.Loader(tm.shuffle(tm.pack(tm.open(tmp_path), seq_len=8), seed=0), batch_size=4)
+    assert fingerprint_of(collect(loader, 30)) == fingerprint_of(collect(by_hand, 30))
+    val = tm.load(tmp_path, seq_len=8, batch_size=4, split="val", shuffle=False, epochs=1)
+    assert next(iter(val)).inputs[0].tolist() == [t for d in documents for t in d][:8]
+    with pytest.raises(UsageError, match="has no split 'test'; it has train, val"):
+        tm.load(tmp_path, seq_len=8, batch_size=4, split="test")
+    with pytest.raises(UsageError, match="vocabulary of 65536 tokens and the model has room for 50257"):
+        tm.load(tmp_path, seq_len=8, batch_size=4, vocab_size=50257)
+    with pytest.raises(UsageError, match="framework 'caffe' is unknown"):
+        tm.load(tmp_path, seq_len=8, batch_size=4, framework="caffe")
+    with pytest.raises(StoreError, match="does not exist"):
+        tm.load(tmp_path / "nothing", seq_len=8, batch_size=4)
+
+
+def test_ranks_come_from_where_the_trainer_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    assert find_rank(None, None) == (0, 1)
+    assert find_rank(3, 8) == (3, 8)
+    assert find_rank("auto", None) == (0, 1)
+    monkeypatch.setenv("SLURM_PROCID", "5")
+    monkeypatch.setenv("SLURM_NTASKS", "6")
+    assert find_rank("auto", None) == (5, 6)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert find_rank("auto", None) == (1, 4)
+    monkeypatch.setenv("RANK", "one")
+    with pytest.raises(UsageError, match="RANK='one' and WORLD_SIZE='4' in the environment are no numbers"):
+        find_rank("auto", None)
+    with pytest.raises(UsageError, match="neither a process group nor a device mesh"):
+        find_rank(None, None, group=object())
+
+
+def test_a_thousand_loaders_leave_nothing_behind(stores: list[Any], tmp_path: Path) -> None:
+    folder = make_store(tmp_path, make_documents(60), num_shards=4)
+
+    def cycle() -> None:
+        rows = tm.shuffle(tm.pack(tm.open(folder), seq_len=8))
+        collect(tm.Loader(rows, batch_size=2, document_mask=True), 2)
+
+    for _ in range(20):
+        cycle()
+    gc.collect()
+    before = (num_descriptors(), threading.active_count(), MappedFile.num_live, num_maps())
+    anonymous = anonymous_bytes()
+    for _ in range(1000):
+        cycle()
+    gc.collect()
+    assert (num_descriptors(), threading.active_count(), MappedFile.num_live) == before[:3]
+    assert num_maps() <= before[3] + 8
+    assert anonymous_bytes() - anonymous < 4_000_000
+
+
+def test_prefetching_threads_end_with_their_iterators(stores: list[Any]) -> None:
+    before = threading.active_count()
+    for _ in range(10):
+        loader = tm.Loader(DATASETS["concat"](stores), batch_size=2, prefetch=2)
+        iterator = iter(loader)
+        next(iterator)
+        iterator.close()  # type: ignore[attr-defined]
+    for thread in threading.enumerate():
+        if thread.name == "tokenmill-prefetch":
+            thread.join(5)
+    assert threading.active_count() == before
+
+
+def test_memory_does_not_grow_with_time(stores: list[Any]) -> None:
+    loader = iter(tm.Loader(DATASETS["mix-of-kinds"](stores), batch_size=16, document_mask=True))
+    for number in range(8000):
+        batch = next(loader)
+        batch.positions, batch.segment_ids, batch.cu_seqlens  # noqa: B018
+        if number == 4000:
+            before = anonymous_bytes()
+    assert anonymous_bytes() - before < 3_000_000
+
+
+def num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def num_maps() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+def anonymous_bytes() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
