@@ -175,11 +175,16 @@ class Loader:
         if self._num_rows is None or end <= self._num_rows:
             return Chunk(inputs, targets, lambda: block.segments(start, stop))
         # Rows behind the last epoch have neither tokens nor targets nor documents.
-        firsts = row + np.arange(last - first) * self.global_batch_size + self.rank * self.batch_size
-        behind = firsts[:, None] + np.arange(self.batch_size) >= self._num_rows
+        behind = self._is_behind(row, last - first)
         inputs[behind] = 0
         targets[behind] = IGNORED
         return Chunk(inputs, targets, lambda: drop_rows(block.segments(start, stop), behind.reshape(-1)))
+
+    def _is_behind(self, row: int, num_batches: int) -> npt.NDArray[np.bool_]:
+        """Which rows of this rank in some batches come after the last epoch."""
+        firsts = row + np.arange(num_batches) * self.global_batch_size + self.rank * self.batch_size
+        rows = firsts[:, None] + np.arange(self.batch_size)
+        return rows >= self._num_rows if self._num_rows is not None else np.zeros(rows.shape, bool)
 
     def _deliver(self, chunk: Chunk) -> list[Any]:
         """The batches of a chunk as the user gets them."""

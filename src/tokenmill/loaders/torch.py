@@ -8,14 +8,16 @@ the default is none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.base import Rows
-from tokenmill.dataset.copying import RowBlock
+from tokenmill.dataset.base import Integers, Rows, Segments
+from tokenmill.dataset.copying import RowBlock, drop_rows
 from tokenmill.errors import MissingDependencyError
 from tokenmill.loaders.base import Loader
 from tokenmill.loaders.batches import Batch, Chunk
@@ -23,7 +25,7 @@ from tokenmill.loaders.buffers import BufferPool
 
 try:
     import torch
-    from torch.utils.data import Dataset
+    from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 except ImportError:
     raise MissingDependencyError("framework='torch'", "torch") from None
 
@@ -31,21 +33,34 @@ __all__ = ["TorchLoader", "TorchRows"]
 
 
 class TorchLoader(Loader):
-    """The loader with tensors; with `device`, they are copied there while the step before is still running."""
+    """The loader with tensors; with `device`, they are copied there while the step before is still running.
 
-    def __init__(self, rows: Rows, *, device: Any = None, **settings: Any) -> None:
+    `num_workers` fills batches in processes of `torch.utils.data.DataLoader`, in the same order.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        device: Any = None,
+        num_workers: int = 0,
+        persistent_workers: bool = False,
+        **settings: Any,
+    ) -> None:
         super().__init__(rows, **settings)
+        self._settings = settings
         self._device = torch.device(device) if device is not None else None
+        self._num_workers = num_workers
+        self._persistent = persistent_workers
+        self._workers: Any = None
         if self._device is not None and self._device.type == "cuda":
             self._pool = _PinnedPool(settings.get("dtype", np.int64))
 
     def _deliver(self, chunk: Chunk) -> list[Any]:
         if self._is_plain:
             inputs, targets = self._wrap(chunk.inputs).unbind(0), self._wrap(chunk.targets).unbind(0)
-            return [
-                Batch(x, y, chunk, number, self._wrap)
-                for number, (x, y) in enumerate(zip(inputs, targets, strict=True))
-            ]
+            pairs = enumerate(zip(inputs, targets, strict=True))
+            return [Batch(x, y, chunk, number, self._wrap) for number, (x, y) in pairs]
         return [_map(self._wrap, batch) for batch in super()._deliver(chunk)]
 
     def _wrap(self, array: npt.NDArray[Any]) -> Any:
@@ -57,14 +72,62 @@ class TorchLoader(Loader):
             self._pool.hold(array)
         return moved
 
+    def _chunks(self, row: int) -> Iterator[list[Any]]:
+        return self._from_workers(row) if self._num_workers else super()._chunks(row)
+
+    def _from_workers(self, row: int) -> Iterator[list[Any]]:
+        """Batches of worker processes, which take turns; each is a chunk of its own."""
+        if self._workers is None or not self._persistent:
+            self._workers = DataLoader(
+                _WorkerBatches(self),
+                batch_size=None,
+                num_workers=self._num_workers,
+                persistent_workers=self._persistent,
+            )
+        self._workers.dataset.start.fill_(row)
+        for batch in itertools.islice(self._workers, self._num_left(row)):
+            if self._is_plain:
+                inputs, targets = (part.numpy()[None] for part in batch)
+                index = self._index(row, 1)
+                chunk = Chunk(inputs, targets, functools.partial(self._segments_of, index, row))
+                yield self._deliver(chunk)
+            else:
+                yield [_map(lambda part: self._wrap(part.numpy()), batch)]
+            row += self.global_batch_size
+
+    def _segments_of(self, index: Integers, row: int) -> Segments:
+        """The documents of a batch that a worker has filled, looked up here when they are wanted."""
+        segments = RowBlock(self.rows, index, document_mask=False).segments(0, len(index))
+        behind = self._is_behind(row, 1).reshape(-1)
+        return drop_rows(segments, behind) if behind.any() else segments
+
+
+class _WorkerBatches(IterableDataset[Any]):
+    """What worker w of n makes, every n-th batch: the share of rank `w * world_size + rank` of n times the ranks."""
+
+    def __init__(self, loader: TorchLoader) -> None:
+        self._rows = loader.rows
+        self._settings = {**loader._settings, "prefetch": 0, "group": None}
+        self._rank, self._world_size = loader.rank, loader.world_size
+        # Shared with workers that are kept from one iteration to the next.
+        self.start = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        rank, world_size = number * self._world_size + self._rank, count * self._world_size
+        loader = TorchLoader(self._rows, **{**self._settings, "rank": rank, "world_size": world_size})
+        for batch in itertools.chain.from_iterable(loader._chunks(int(self.start.item()))):
+            yield (batch.inputs, batch.targets) if isinstance(batch, Batch) else batch
+
 
 def _map(wrap: Any, part: Any) -> Any:
     """Wrap every array of a batch in some layout."""
     if isinstance(part, dict):
         return {name: _map(wrap, value) for name, value in part.items()}
-    if isinstance(part, tuple):
-        return tuple(_map(wrap, value) for value in part)
-    return wrap(part) if isinstance(part, np.ndarray) else part
+    if isinstance(part, (tuple, list)):
+        return type(part)(_map(wrap, value) for value in part)
+    return wrap(part) if isinstance(part, (np.ndarray, torch.Tensor)) else part
 
 
 class _PinnedPool(BufferPool):

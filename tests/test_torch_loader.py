@@ -1,0 +1,198 @@
+"""PyTorch: the same batches as numpy's, in worker processes, DataLoader, StatefulDataLoader, DDP and compiled loops."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tokenmill as tm
+from tests.stores import collect, make_documents, make_store
+from tokenmill.errors import UsageError
+
+torch = pytest.importorskip("torch")
+
+from tokenmill.loaders.torch import TorchLoader, TorchRows  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("torch") / "store"
+    return make_store(folder, make_documents(900, longest=50), num_shards=4)
+
+
+def equal(ours: list[Any], theirs: list[Any]) -> bool:
+    return len(ours) == len(theirs) and all(
+        np.array_equal(x, a) and np.array_equal(y, b) for (x, y), (a, b) in zip(ours, theirs, strict=True)
+    )
+
+
+@pytest.mark.parametrize("packing", ["concat", "best-fit", "pad"])
+def test_tensors_are_those_of_the_numpy_loader(store: Path, packing: str) -> None:
+    settings: dict[str, Any] = {"seq_len": 16, "batch_size": 4, "packing": packing, "document_mask": True}
+    ours, theirs = tm.load(store, framework="torch", **settings), tm.load(store, **settings)
+    for batch, expected in zip(collect(ours, 40), collect(theirs, 40), strict=True):
+        x, y = batch
+        assert x.dtype == y.dtype == torch.int64
+        assert x.is_contiguous()
+        assert y.is_contiguous()
+        assert y.view(-1).shape == (64,)
+        for name in ("inputs", "targets", "positions", "segment_ids", "cu_seqlens", "loss_mask"):
+            assert np.array_equal(getattr(batch, name), getattr(expected, name))
+        assert batch.max_seqlen == expected.max_seqlen
+
+
+def test_kept_tensors_are_never_overwritten(store: Path) -> None:
+    held = []
+    for number, (x, y) in enumerate(tm.load(store, seq_len=16, batch_size=2, framework="torch")):
+        if number == 400:
+            break
+        if number % 2:
+            held.append((x, y, x.clone(), y.clone()))
+    assert all(torch.equal(x, a) and torch.equal(y, b) for x, y, a, b in held)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_worker_processes_give_the_same_batches_and_resume(store: Path, num_workers: int, world_size: int) -> None:
+    settings: dict[str, Any] = {"seq_len": 16, "batch_size": 3, "rank": world_size - 1, "world_size": world_size}
+    expected = collect(tm.load(store, **settings), 30)
+    loader = tm.load(store, framework="torch", num_workers=num_workers, **settings)
+    assert equal(collect(loader, 12), expected[:12])
+    assert loader.state_dict()["next_row"] == 12 * 3 * world_size
+    resumed = tm.load(store, framework="torch", num_workers=3 - num_workers, persistent_workers=True, **settings)
+    resumed.load_state_dict(loader.state_dict())
+    assert equal(collect(resumed, 9), expected[12:21])
+    assert equal(collect(resumed, 9), expected[21:30]), "workers that are kept go on where the loader is"
+
+
+def test_worker_processes_end_with_the_epoch_and_know_their_documents(store: Path) -> None:
+    settings: dict[str, Any] = {"seq_len": 16, "batch_size": 5, "epochs": 1, "packing": "best-fit"}
+    ours = list(tm.load(store, framework="torch", num_workers=2, **settings))
+    theirs = list(tm.load(store, **settings))
+    assert equal(ours, theirs)
+    for batch, expected in zip(ours[-3:], theirs[-3:], strict=True):
+        assert batch.documents == expected.documents
+        assert np.array_equal(batch.segment_ids, expected.segment_ids)
+
+
+def test_worker_processes_make_layouts(store: Path) -> None:
+    settings: dict[str, Any] = {"seq_len": 16, "batch_size": 5, "layout": "megatron", "document_mask": True}
+    ours = collect(tm.load(store, framework="torch", num_workers=2, **settings), 6)
+    theirs = collect(tm.load(store, **settings), 6)
+    for batch, expected in zip(ours, theirs, strict=True):
+        assert all(np.array_equal(batch[name], expected[name]) for name in expected)
+
+
+def test_rows_work_in_a_data_loader(store: Path) -> None:
+    rows = tm.shuffle(tm.pack(tm.open(store), seq_len=16), seed=3)
+    for num_workers in (0, 2):
+        loader = torch.utils.data.DataLoader(
+            TorchRows(rows), batch_size=8, num_workers=num_workers, collate_fn=TorchRows.collate_fn
+        )
+        batches = list(loader)
+        assert len(batches) == -(-len(rows) // 8)
+        assert torch.cat([x for x, _ in batches]).tolist() == [rows[i].tolist() for i in range(len(rows))]
+
+
+def test_rows_resume_in_a_stateful_data_loader(store: Path) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    rows = TorchRows(tm.shuffle(tm.pack(tm.open(store), seq_len=16), seed=3))
+
+    def make() -> Any:
+        return stateful.StatefulDataLoader(rows, batch_size=8, num_workers=2, collate_fn=TorchRows.collate_fn)
+
+    expected = list(make())
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(7):
+        next(iterator)
+    resumed = make()
+    resumed.load_state_dict(loader.state_dict())
+    assert equal(list(resumed), expected[7:])
+
+
+def test_loaders_of_a_mesh_and_of_a_process_group(store: Path, tmp_path: Path) -> None:
+    """Two data-parallel ranks with two tensor-parallel peers each: peers get equal batches, ranks different ones."""
+    program = textwrap.dedent(
+        """
+        import os, sys, torch, numpy as np, tokenmill as tm
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        settings = dict(seq_len=16, batch_size=4, framework="torch")
+        by_mesh = tm.load(sys.argv[1], group=mesh["dp"], **settings)
+        by_group = tm.load(sys.argv[1], group=mesh.get_group("dp"), **settings)
+        alone = tm.load(sys.argv[1], rank="auto", **settings)
+        assert (by_mesh.rank, by_mesh.world_size) == (by_group.rank, by_group.world_size)
+        assert by_mesh.world_size == 2 and alone.world_size == 4 and alone.rank == dist.get_rank()
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 1))
+        for loader in (by_mesh, alone):
+            batches = [x for (x, y), _ in zip(loader, range(3))]
+            for x in batches:
+                model(x.float()).sum().backward()
+            np.save(f"{sys.argv[2]}/{loader.world_size}-{dist.get_rank()}.npy", torch.stack(batches).numpy())
+        dist.destroy_process_group()
+        """
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "4"}
+    environment["OMP_NUM_THREADS"] = "1"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(store), str(tmp_path)], env={**environment, "RANK": str(rank)}
+        )
+        for rank in range(4)
+    ]
+    assert [process.wait(120) for process in processes] == [0] * 4
+    for world_size, ranks in ((2, [0, 0, 1, 1]), (4, [0, 1, 2, 3])):
+        for number, rank in enumerate(ranks):
+            expected = collect(tm.load(store, seq_len=16, batch_size=4, rank=rank, world_size=world_size), 3)
+            found = np.load(tmp_path / f"{world_size}-{number}.npy")
+            assert np.array_equal(found, np.stack([x for x, _ in expected]))
+
+
+def test_a_mesh_of_several_dimensions_is_refused(store: Path) -> None:
+    class Mesh:
+        ndim = 2
+        mesh_dim_names = ("dp", "tp")
+
+        def get_local_rank(self) -> int:
+            return 0
+
+    with pytest.raises(UsageError, match=r"pass the data-parallel one, such as mesh\['dp'\]"):
+        tm.load(store, seq_len=16, batch_size=4, framework="torch", group=Mesh())
+
+
+def test_a_compiled_step_takes_every_batch(store: Path) -> None:
+    table = torch.nn.Embedding(65536, 4)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def step(x: Any, y: Any) -> Any:
+        return (table(x) - table(y)).square().sum()
+
+    losses = [step(x, y) for x, y in collect(tm.load(store, seq_len=16, batch_size=4, framework="torch"), 5)]
+    assert all(torch.isfinite(loss) for loss in losses)
+
+
+def test_the_loader_leaves_torchs_threads_alone_and_computes_nothing(store: Path) -> None:
+    threads = torch.get_num_threads()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for batch in collect(tm.load(store, seq_len=16, batch_size=4, framework="torch", document_mask=True), 50):
+            batch.positions, batch.segment_ids, batch.cu_seqlens, batch.loss_mask  # noqa: B018
+    assert torch.get_num_threads() == threads
+    wrapping = {"aten::unbind", "aten::select", "aten::as_strided", "aten::lift_fresh"}
+    assert {event.key for event in profile.key_averages()} <= wrapping
+
+
+def test_the_class_is_found_by_its_framework(store: Path) -> None:
+    assert type(tm.load(store, seq_len=8, batch_size=2, framework="torch", device="cpu")) is TorchLoader
