@@ -1,6 +1,7 @@
 """How fast batches reach the main process, tokenmill against what people use, in one run, as ratios.
 
-    python benchmarks/load.py --peers path/to/venv/bin/python --cold
+    python benchmarks/load.py --peers path/to/venv/bin/python
+    python benchmarks/load.py --cold --tokens 4G
 
 Makes a store, the same tokens as one flat file, and what the peers read. Each contender of peers.py then runs in
 a fresh process, in turns, `--repeat` times for each shape; its batches are first compared with the flat file.
@@ -17,6 +18,7 @@ import sys
 sys.path.append(sys.path.pop(0))
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -43,7 +45,8 @@ MEAN_DOCUMENT = 700
 MIX = {"mix-a": 0.7, "mix-b": 0.2, "mix-c": 0.1}
 """Stores of the three-way mix, and their part of the shards."""
 BASELINES = ("gather", "gather, malloc keeps memory")
-COLD = ("np.memmap, row by row", "tokenmill")
+MEMMAP = "np.memmap, row by row"
+"""What tokenmill is compared with when the page cache is empty."""
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
 
 Shape = tuple[int, int]
@@ -55,18 +58,18 @@ def main() -> None:
     work = Path(arguments.work or tempfile.mkdtemp(prefix="tokenmill-bench-"))
     try:
         corpus = make_corpus(work, arguments.tokens)
-        names, left_out = choose(arguments, corpus)
-        hot = run_turns(arguments, corpus, names, "measure")
-        cold = run_turns(arguments, corpus, COLD, "cold") if arguments.cold else {}
-        report = render(arguments, corpus, hot, cold, left_out)
+        names, left_out = check(arguments, corpus)
+        report = render(arguments, corpus, run_turns(arguments, corpus, names), left_out)
     finally:
         if not arguments.work:
             shutil.rmtree(work)
     print(report)
     if arguments.save:
-        target = HERE / "results" / "load.md"
+        target = HERE / "results" / ("load-cold.md" if arguments.cold else "load.md")
         target.parent.mkdir(exist_ok=True)
         target.write_text(report)
+    if any(name.startswith("tokenmill") for name in left_out):
+        sys.exit("tokenmill itself was left out somewhere; see the end of the report")
 
 
 def parse() -> argparse.Namespace:
@@ -78,9 +81,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", default=sys.executable, metavar="PYTHON", help="interpreter that has the peers")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long each measurement takes at least")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--cold", action="store_true", help="measure with an empty page cache, too")
+    parser.add_argument("--cold", action="store_true", help="measure with an empty page cache instead")
     parser.add_argument("--work", help="folder for the corpus that is kept")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/load.md")
+    parser.add_argument("--save", action="store_true", help="write the report to benchmarks/results")
     arguments = parser.parse_args()
     arguments.shapes = [parse_shape(shape) if isinstance(shape, str) else shape for shape in arguments.shapes]
     return arguments
@@ -173,60 +176,69 @@ def seal(folder: Path, name: str, template: Manifest, shards: list[ShardInfo]) -
     (target / MANIFEST).write_bytes(encode_sealed(manifest))
 
 
-def choose(arguments: argparse.Namespace, corpus: Path) -> tuple[list[str], dict[str, str]]:
-    """The contenders that can run and give the right tokens, and why the others are left out."""
+def choose(arguments: argparse.Namespace) -> list[str]:
+    if arguments.cold:
+        return [MEMMAP, "tokenmill"]
+    wanted = [part.lower() for part in arguments.only or [""]]
+    names = (name for name in CONTENDERS if any(part in name.lower() for part in wanted))
+    return [*BASELINES, *(name for name in names if name not in (*BASELINES, MEMMAP))]
+
+
+def check(arguments: argparse.Namespace, corpus: Path) -> tuple[list[str], dict[str, str]]:
+    """The contenders that run and give the right tokens, and why the others are left out."""
     names, left_out = [], {}
-    for name in CONTENDERS:
-        wanted = arguments.only is None or any(part.lower() in name.lower() for part in arguments.only)
-        if name == COLD[0] or not (wanted or name in BASELINES):
-            continue
-        for action, (rows, length) in ((a, s) for s in arguments.shapes for a in ("prepare", "check")):
-            try:
-                answer = ask(arguments, action, name, corpus, rows, length)
-            except subprocess.CalledProcessError as error:
-                answer = {"failed": (error.stderr.strip().splitlines() or ["no message"])[-1]}
-            except subprocess.TimeoutExpired:
-                answer = {"failed": "no answer"}
-            if answer:
-                ((kind, value),) = answer.items()
-                left_out[name] = f"{value} is not installed" if kind == "missing" else f"failed: {value}"
-                print(f"{name} is left out: {left_out[name]}", file=sys.stderr, flush=True)
+    for name in choose(arguments):
+        for shape, action in itertools.product(arguments.shapes, ("prepare", "check")):
+            reason = ask(arguments, action, name, corpus, shape).get("failed")
+            if reason:
+                left_out[name] = reason
                 break
         else:
             names.append(name)
+    if missing := {*baselines(arguments)} & {*left_out}:
+        sys.exit(f"there is nothing to compare with: {', '.join(missing)} failed")
     return names, left_out
 
 
-def ask(arguments: argparse.Namespace, action: str, name: str, corpus: Path, rows: int, length: int) -> Any:
+def baselines(arguments: argparse.Namespace) -> tuple[str, ...]:
+    return (MEMMAP,) if arguments.cold else BASELINES
+
+
+def ask(arguments: argparse.Namespace, action: str, name: str, corpus: Path, shape: Shape) -> dict[str, Any]:
     """What peers.py answers in a process of its own."""
     contender = CONTENDERS[name]
     python = arguments.peers if contender.is_peer else sys.executable
-    # -I: `python benchmarks/peers.py` would find tokenize.py beside it where the standard library's is meant.
-    command = [python, "-I", str(HERE / "peers.py"), action, name, str(corpus), str(rows), str(length)]
-    answer = subprocess.run(
-        [*command, str(arguments.seconds)],
-        env=os.environ | QUIET | contender.environment,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    return json.loads(answer.stdout.splitlines()[-1])
+    # -I: else tokenize.py, beside peers.py, would be found where the standard library's is meant.
+    command = [python, "-I", HERE / "peers.py", action, name, corpus, *shape, arguments.seconds]
+    environment = os.environ | QUIET | contender.environment
+    answer: dict[str, Any]
+    try:
+        done = subprocess.run(
+            list(map(str, command)), env=environment, check=True, capture_output=True, text=True, timeout=600
+        )
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        answer = {"failed": (error.stderr.strip().splitlines() or ["no message"])[-1]}
+    except subprocess.TimeoutExpired as error:
+        answer = {"failed": f"no answer in {error.timeout:.0f} s"}
+    if "failed" in answer:
+        print(f"{name} is left out: {answer['failed']}", file=sys.stderr, flush=True)
+    return answer
 
 
-def run_turns(arguments: argparse.Namespace, corpus: Path, names: Any, action: str) -> Results:
+def run_turns(arguments: argparse.Namespace, corpus: Path, names: list[str]) -> Results:
     results: Results = defaultdict(list)
     for turn in range(arguments.repeat):
-        if action == "measure":
+        if not arguments.cold:
             fill_page_cache(corpus)
-        for rows, length in arguments.shapes:
-            for name in names:
-                if action == "cold":
-                    drop_page_cache(corpus)
-                answer = ask(arguments, action, name, corpus, rows, length)
-                results[name, (rows, length)].append(answer)
-                label = f"turn {turn + 1}  {action}  ({rows}, {length})"
-                print(f"{label:<32} {name:<32} {answer['speed'] / 1e6:8.1f} Mtok/s", file=sys.stderr, flush=True)
+        for shape, name in itertools.product(arguments.shapes, names):
+            if arguments.cold:
+                drop_page_cache(corpus)
+            answer = ask(arguments, "cold" if arguments.cold else "measure", name, corpus, shape)
+            if "failed" not in answer:
+                results[name, shape].append(answer)
+                speed = f"{answer['speed'] / 1e6:8.1f} Mtok/s"
+                print(f"turn {turn + 1}  {shape!s:<12}  {name:<32}{speed}", file=sys.stderr, flush=True)
     return results
 
 
@@ -244,53 +256,77 @@ def drop_page_cache(corpus: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def render(arguments: argparse.Namespace, corpus: Path, hot: Results, cold: Results, left_out: dict[str, str]) -> str:
-    versions = sorted({answer["version"] for answers in hot.values() for answer in answers})
+def render(arguments: argparse.Namespace, corpus: Path, results: Results, left_out: dict[str, str]) -> str:
+    versions = sorted({answer["version"] for answers in results.values() for answer in answers})
     num_documents = len(np.load(corpus / "lengths.npy", mmap_mode="r"))
-    keep = ", ".join(f"{name}={value}" for name, value in KEEP_MEMORY.items())
     lines = [
-        "# Loading: measured",
+        f"# Loading{' with an empty page cache' if arguments.cold else ''}: measured",
         "",
         f"{arguments.tokens / 1e6:g}M uint16 tokens in {num_documents:,} documents and {NUM_SHARDS} shards.",
-        f"{machine()}.",
-        f"{', '.join(versions)}.",
+        f"{machine()}, {', '.join(versions)}.",
         f"Command: `{command(arguments)}`.",
         "",
-        "Million tokens per second of (inputs, targets) that reach the main process, page cache hot; median and spread",
-        f"of {arguments.repeat} turns, each in a fresh process. `ratio` is to the better `gather`: one fancy index per",
-        f"batch through DataLoader with `__getitems__`; its second row has {keep}.",
-        "torch has one thread everywhere; threads of other libraries are as they come, and no contender has worker",
-        "processes. `first`: from opening to the first batch, imports excluded. `memory`: growth of RssAnon.",
-        "Batches are int64 unless said. nanoGPT draws rows with replacement and tf.data shuffles through a buffer of",
-        f"{SHUFFLE_ROWS} rows. Megatron's indices were built before.",
+        "Million tokens per second of (inputs, targets) that reach the main process, in random order:",
+        f"median and spread of {arguments.repeat} turns, each in a fresh process, with one torch thread.",
+        "`first`: from opening to the first batch, imports excluded. `memory`: growth of RssAnon.",
+        *(explain_cold(corpus) if arguments.cold else explain_hot()),
     ]
     for shape in arguments.shapes:
-        lines += ["", f"## {shape}", "", *make_table(hot, shape, BASELINES)]
-    if cold:
-        lines += ["", "## Page cache empty", "", "The files are dropped from the page cache before each measurement;"]
-        lines += ["the clock runs from the opening on, until an eighth of the corpus was read at most."]
-        for shape in arguments.shapes:
-            lines += ["", f"### {shape}", "", *make_table(cold, shape, COLD[:1])]
+        lines += ["", f"## {shape}", "", *make_table(arguments, results, shape)]
     if left_out:
         lines += ["", "## Left out", "", *(f"- {name}: {reason}" for name, reason in left_out.items())]
     return "\n".join(lines) + "\n"
 
 
-def make_table(results: Results, shape: Shape, baselines: tuple[str, ...]) -> list[str]:
+def explain_hot() -> list[str]:
+    return [
+        "",
+        "`ratio` is to the better `gather`: one fancy index per batch of one mapped file, through",
+        "DataLoader with `__getitems__`; its second row has",
+        f"`{' '.join(f'{name}={value}' for name, value in KEEP_MEMORY.items())}`.",
+        "Nobody has worker processes; threads of other libraries are as they come. Batches are int64 unless",
+        f"said. nanoGPT draws rows with replacement, tf.data shuffles through a buffer of {SHUFFLE_ROWS} rows,",
+        "and Megatron's indices were built before.",
+    ]
+
+
+def explain_cold(corpus: Path) -> list[str]:
+    device = corpus.stat().st_dev
+    setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    read_ahead = f"{setting.read_text().strip()} KB" if setting.exists() else "an unknown amount"
+    return [
+        "`read`: bytes from the disk for each byte of the tokens delivered.",
+        "",
+        "All files are dropped from the page cache before each measurement. The clock runs from the opening",
+        f"on, until an eighth of the corpus is delivered at most. The kernel reads {read_ahead} around",
+        "a fault, for the first hundred or so of each file: on a corpus that is small beside that, everything",
+        "is soon in memory and only the disk is measured.",
+    ]
+
+
+def make_table(arguments: argparse.Namespace, results: Results, shape: Shape) -> list[str]:
     """Markdown that also lines up as plain text."""
     found = {name: answers for (name, other), answers in results.items() if other == shape}
-    median = {name: statistics.median(a["speed"] for a in answers) for name, answers in found.items()}
-    base = max(median[name] for name in baselines)
-    cells = [("", "Mtok/s", "spread", "ratio", "first, ms", "memory, MB")]
-    for name, answers in found.items():
-        speeds = [answer["speed"] / 1e6 for answer in answers]
-        first = statistics.median(answer["first"] for answer in answers) * 1e3
-        memory = statistics.median(answer["memory"] for answer in answers) / 1e6
-        dtype = answers[0]["dtype"]
-        title = name if dtype == "int64" else f"{name} ({dtype})"
-        spread = f"{min(speeds):.1f}-{max(speeds):.1f}"
-        ratio = f"{median[name] / base:.2f}"
-        cells.append((title, f"{median[name] / 1e6:.1f}", spread, ratio, f"{first:.0f}", f"{memory:.0f}"))
+    median = {
+        name: {
+            key: statistics.median(answer[key] for answer in answers) for key in ("speed", "first", "memory", "read")
+        }
+        for name, answers in found.items()
+    }
+    base = max(median[name]["speed"] for name in baselines(arguments) if name in median)
+    cells = [("", "Mtok/s", "spread", "ratio", "first, ms", "memory, MB", *["read"] * arguments.cold)]
+    for name, middle in median.items():
+        speeds = [answer["speed"] / 1e6 for answer in found[name]]
+        dtype = found[name][0]["dtype"]
+        row = (
+            name if dtype == "int64" else f"{name} ({dtype})",
+            f"{middle['speed'] / 1e6:.1f}",
+            f"{min(speeds):.1f}-{max(speeds):.1f}",
+            f"{middle['speed'] / base:.2f}",
+            f"{middle['first'] * 1e3:.0f}",
+            f"{middle['memory'] / 1e6:.0f}",
+        )
+        cells.append((*row, *[f"{middle['read']:.1f}"] * arguments.cold))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [f"| {row[0]:<{widths[0]}} | {' | '.join(map(str.rjust, row[1:], widths[1:]))} |" for row in cells]
     rule = f"|{'-' * (widths[0] + 2)}|{'|'.join('-' * (width + 1) + ':' for width in widths[1:])}|"
@@ -300,12 +336,14 @@ def make_table(results: Results, shape: Shape, baselines: tuple[str, ...]) -> li
 def command(arguments: argparse.Namespace) -> str:
     """What to type to measure it again; where things lie does not matter."""
     text = f"python benchmarks/load.py --tokens {arguments.tokens / 1e6:g}M --seconds {arguments.seconds:g}"
-    text += f" --repeat {arguments.repeat}"
+    text += f" --repeat {arguments.repeat} --shapes {' '.join(f'{rows}x{length}' for rows, length in arguments.shapes)}"
     if arguments.peers != sys.executable:
         text += " --peers PYTHON"
     if arguments.only:
         text += f" --only {' '.join(arguments.only)}"
-    return text + " --cold" * arguments.cold
+    if arguments.cold:
+        text += " --cold"
+    return text
 
 
 def machine() -> str:

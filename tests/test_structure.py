@@ -28,6 +28,7 @@ SEAMS = {"readers", "engines", "executors", "loaders"}
 HEAVY = {
     "torch",
     "jax",
+    "grain",
     "tensorflow",
     "ray",
     "pyarrow",
@@ -44,8 +45,9 @@ ONLY_IN = {
     "tiktoken": {"engines/tiktoken.py"},
     "tiktoken_ext": {"engines/tiktoken.py"},
     "torch": {"loaders/torch.py"},
-    "jax": set(),
-    "tensorflow": set(),
+    "jax": {"loaders/jax.py"},
+    "grain": {"loaders/grain.py"},
+    "tensorflow": {"loaders/tf.py"},
     "ray": set(),
 }
 

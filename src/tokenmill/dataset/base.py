@@ -18,6 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.dataset.permutation import Integers, permute
+from tokenmill.dataset.segments import Segments
 from tokenmill.errors import UsageError
 from tokenmill.store.documents import Documents
 
@@ -30,19 +31,6 @@ class Spans(NamedTuple):
     ends: Integers
     starts: Integers
     lengths: Integers
-
-
-class Segments(NamedTuple):
-    """The documents in rows: row i has those from `ends[i - 1]` up to `ends[i]`.
-
-    `starts` are positions in the row; where a document ends with its segment, `is_end` is true.
-    """
-
-    ends: Integers
-    starts: Integers
-    lengths: Integers
-    documents: Integers
-    is_end: npt.NDArray[np.bool_]
 
 
 class Choice(NamedTuple):

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.base import Integers, PackedRows, Segments, Spans
+from tokenmill.dataset.base import Integers, PackedRows, Spans
 from tokenmill.dataset.fitting import count_bins, fit
 from tokenmill.dataset.permutation import make_key, permute
 from tokenmill.dataset.report import LongDocuments, PackingReport
+from tokenmill.dataset.segments import Segments
 from tokenmill.errors import UsageError
 from tokenmill.store.documents import Documents
 

@@ -1,22 +1,25 @@
 """Rows out of mapped memory into batches: the inner loop of loading, in numpy alone.
 
-Order and places are worked out for a block of thousands of rows at once; tokens are then copied a
-few rows at a time, so that what is gathered is still in the CPU cache when it is widened. Short
-rows are gathered as opaque values by one indexing operation (3-4 times the speed of an index per
-token), long ones by one slice each.
+Order and places are worked out for a block of thousands of rows at once, whatever datasets they
+come from; tokens are then copied a few rows at a time, so that what is gathered is still in
+the CPU cache when it is widened. Short rows are gathered as opaque values by one indexing operation
+(3-4 times the speed of an index per token), long ones by one slice each.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows, Segments
+from tokenmill.dataset.base import Choice, Integers, Rows
+from tokenmill.dataset.segments import Cover, Segments, join_segments
+from tokenmill.store.documents import Documents
 from tokenmill.store.mapping import everywhere, will_need, windows_everywhere
 
-__all__ = ["IGNORED", "RowBlock", "drop_rows", "join_segments"]
+__all__ = ["IGNORED", "TOKENS_AT_ONCE", "RowBlock"]
 
 IGNORED = -100
 """The target of a token that has none: what torch's cross entropy leaves out by default."""
@@ -32,23 +35,60 @@ class RowBlock:
     """Rows whose places have been worked out, to be copied in pieces of any size.
 
     With `document_mask` a target in another document is `IGNORED` too; what has no next token in
-    its row always is.
+    its row always is. Rows from number `limit` on are blank: no tokens, targets or documents.
     """
 
-    def __init__(self, rows: Rows, index: Integers, *, document_mask: bool) -> None:
+    def __init__(self, rows: Rows, index: Integers, *, document_mask: bool, limit: int | None = None) -> None:
         self.seq_len = rows.seq_len
+        self.num_rows = len(index)
         self._document_mask = document_mask
-        self._parts = [_make_part(choice, document_mask) for choice in rows.resolve(index)]
+        self._blank = np.flatnonzero(index >= limit) if limit is not None else np.zeros(0, np.int64)
+        filled = np.delete(np.arange(len(index)), self._blank) if len(self._blank) else None
+        self._choices = _choose(rows, index, filled)
+        self._parts = _make_parts(self._choices, len(index))
+        self._cu_seqlens: list[npt.NDArray[np.int32]] | None = None
+        self._max_seqlens: list[int] | None = None
 
     def copy(self, start: int, stop: int, inputs: Array, targets: Array) -> None:
         """Fill arrays of shape (stop - start, seq_len) with the rows from `start` up to `stop`."""
         for part in self._parts:
             part.copy(start, stop, inputs, targets)
+        if self._document_mask:
+            first, last = np.searchsorted(self._document_ends, (start * self.seq_len, stop * self.seq_len)).tolist()
+            targets.reshape(-1)[self._document_ends[first:last] - start * self.seq_len] = IGNORED
+        if len(self._blank):
+            blank = self._blank[(self._blank >= start) & (self._blank < stop)] - start
+            inputs[blank] = 0
+            targets[blank] = IGNORED
 
-    def segments(self, start: int, stop: int) -> Segments:
-        """The documents in the rows from `start` up to `stop`."""
-        found = [part.segments(start, stop) for part in self._parts]
-        return join_segments([some for some in found if some is not None], stop - start)
+    @cached_property
+    def cover(self) -> Cover:
+        """The documents in all rows."""
+        return Cover(self.segments(), self.num_rows, self.seq_len)
+
+    def cu_seqlens(self, batch_size: int) -> list[npt.NDArray[np.int32]]:
+        """For each batch of the block, where its documents start; worked out once."""
+        if self._cu_seqlens is None:
+            self._cu_seqlens = self.cover.cu_seqlens(batch_size)
+        return self._cu_seqlens
+
+    def max_seqlens(self, batch_size: int) -> list[int]:
+        """For each batch of the block, the length of its longest segment; worked out once."""
+        if self._max_seqlens is None:
+            self._max_seqlens = self.cover.max_seqlens(batch_size)
+        return self._max_seqlens
+
+    @cached_property
+    def _document_ends(self) -> Integers:
+        return self.cover.document_ends
+
+    def segments(self) -> Segments:
+        """The documents in all rows, without padding."""
+        parts = [
+            (np.arange(self.num_rows) if choice.at is None else choice.at, choice.rows.segments(choice.numbers))
+            for choice in self._choices
+        ]
+        return join_segments(parts, self.num_rows)
 
     def will_need(self, start: int, stop: int) -> None:
         """Let the kernel read these rows from disk while others are being used."""
@@ -56,16 +96,43 @@ class RowBlock:
             part.will_need(start, stop)
 
 
-class _Part:
-    """The rows of a block that one packing has."""
+def _choose(rows: Rows, index: Integers, filled: Integers | None) -> list[Choice]:
+    """Where the rows are that are not blank."""
+    if filled is None:
+        return rows.resolve(index)
+    choices = rows.resolve(index[filled]) if len(filled) else []
+    return [Choice(c.rows, filled if c.at is None else filled[c.at], c.numbers) for c in choices]
 
-    def __init__(self, choice: Choice, document_mask: bool) -> None:
-        self._rows = choice.rows
-        self._at = choice.at
-        self._numbers = choice.numbers
-        self._documents = choice.rows.documents
-        self._itemsize = self._documents.dtype.itemsize
-        self._segments = choice.rows.segments(choice.numbers) if document_mask else None
+
+def _make_parts(choices: list[Choice], num_rows: int) -> list[_Part]:
+    """One part for all rows of one kind and type, so that a mixture costs no more than its sources."""
+    groups: dict[tuple[bool, str], list[Choice]] = {}
+    for choice in choices:
+        groups.setdefault((choice.rows.has_lookahead, choice.rows.documents.dtype.str), []).append(choice)
+    return [
+        _WholePart(some, num_rows) if is_whole else _PiecedPart(some, num_rows)
+        for (is_whole, _), some in groups.items()
+    ]
+
+
+class _Part:
+    """Rows of a block that are copied in the same way; `at` are their places in it, None for all of them."""
+
+    def __init__(self, choices: list[Choice], num_rows: int) -> None:
+        self._seq_len = choices[0].rows.seq_len
+        self._dtype = choices[0].rows.documents.dtype
+        self._itemsize = self._dtype.itemsize
+        self._order: Integers | None = None
+        self._at: Integers | None = None
+        if choices[0].at is not None:
+            at = np.concatenate([choice.at for choice in choices if choice.at is not None])
+            self._order = np.argsort(at, kind="stable")
+            self._at = at[self._order] if len(at) < num_rows else None
+
+    def _in_order(self, arrays: list[Integers]) -> Integers:
+        """What choices say of their rows, one after the other, in the order of rows."""
+        joined = np.concatenate(arrays)
+        return joined if self._order is None else joined[self._order]
 
     def _range(self, start: int, stop: int) -> tuple[int, int, Any]:
         """Which of this part's rows lie in a range of the block, and where they go in it."""
@@ -73,17 +140,6 @@ class _Part:
             return start, stop, slice(0, stop - start)
         low, high = np.searchsorted(self._at, (start, stop)).tolist()
         return low, high, self._at[low:high] - start
-
-    def segments(self, start: int, stop: int) -> tuple[Integers, Segments] | None:
-        """Documents of the rows in a range, with the places of the rows in it."""
-        low, high, places = self._range(start, stop)
-        if low == high:
-            return None
-        if self._segments is None:
-            found = self._rows.segments(self._numbers[low:high])
-        else:
-            found = _cut(self._segments, low, high)
-        return np.arange(stop - start) if self._at is None else places, found
 
     def copy(self, start: int, stop: int, inputs: Array, targets: Array) -> None:
         raise NotImplementedError
@@ -95,18 +151,26 @@ class _Part:
 class _WholePart(_Part):
     """Rows that are one span with the target of their last token behind it."""
 
-    def __init__(self, choice: Choice, document_mask: bool) -> None:
-        super().__init__(choice, document_mask)
-        spans = choice.rows.spans(choice.numbers)
-        self._width = choice.rows.seq_len + 1
-        self._starts = spans.starts
-        addresses = self._documents.addresses(spans.starts, self._width)
+    def __init__(self, choices: list[Choice], num_rows: int) -> None:
+        super().__init__(choices, num_rows)
+        self._width = self._seq_len + 1
+        starts = [choice.rows.spans(choice.numbers).starts for choice in choices]
+        addresses = self._in_order(
+            [c.rows.documents.addresses(some, self._width) for c, some in zip(choices, starts, strict=True)]
+        )
         # Rows across the end of a shard are copied by themselves; until then any mapped row stands in.
         self._apart = np.flatnonzero(addresses == 0)
+        self._all_apart = len(self._apart) == len(addresses)
         if len(self._apart):
             addresses[self._apart] = addresses.max()
+            self._remember(choices, self._in_order(starts))
         self._indices = addresses // self._itemsize - 1
-        self._all_apart = len(self._apart) == len(addresses)
+
+    def _remember(self, choices: list[Choice], starts: Integers) -> None:
+        """Whose the rows are that are copied by themselves, and where they start."""
+        owners = self._in_order([np.full(len(choice.numbers), n) for n, choice in enumerate(choices)])
+        self._apart_documents = [choices[n].rows.documents for n in owners[self._apart].tolist()]
+        self._apart_starts: list[int] = starts[self._apart].tolist()
 
     def copy(self, start: int, stop: int, inputs: Array, targets: Array) -> None:
         """Copy the rows in a range, by one gather or slice by slice."""
@@ -118,22 +182,21 @@ class _WholePart(_Part):
                 self._gather(low, high, places, inputs, targets)
             else:
                 self._slice(low, high, places, inputs, targets)
-        self._copy_apart(low, high, places, inputs, targets)
-        if self._segments is not None:
-            self._mask_ends(low, high, places, targets)
+        if len(self._apart):
+            self._copy_apart(low, high, places, inputs, targets)
 
     def _gather(self, low: int, high: int, places: Any, inputs: Array, targets: Array) -> None:
         windows = windows_everywhere(self._width, self._itemsize)
         step = max(1, TOKENS_AT_ONCE // self._width)
         for first in range(low, high, step):
             last = min(first + step, high)
-            tokens = windows[self._indices[first:last]].view(self._documents.dtype).reshape(last - first, self._width)
-            to = slice(first - low, last - low) if isinstance(places, slice) else places[first - low : last - low]
+            tokens = windows[self._indices[first:last]].view(self._dtype).reshape(last - first, self._width)
+            to = _some(places, first - low, last - low)
             inputs[to] = tokens[:, :-1]
             targets[to] = tokens[:, 1:]
 
     def _slice(self, low: int, high: int, places: Any, inputs: Array, targets: Array) -> None:
-        memory = everywhere(self._documents.dtype.str, self._itemsize)
+        memory = everywhere(self._dtype.str, self._itemsize)
         rows = range(high - low) if isinstance(places, slice) else places.tolist()
         last = self._width - 1
         for row, index in zip(rows, self._indices[low:high].tolist(), strict=True):
@@ -142,21 +205,13 @@ class _WholePart(_Part):
 
     def _copy_apart(self, low: int, high: int, places: Any, inputs: Array, targets: Array) -> None:
         first, last = np.searchsorted(self._apart, (low, high)).tolist()
-        for number in self._apart[first:last].tolist():
-            begin = int(self._starts[number])
-            tokens = self._documents.read(begin, begin + self._width)
-            row = number - low if isinstance(places, slice) else int(places[number - low])
+        for number in range(first, last):
+            begin = self._apart_starts[number]
+            tokens = self._apart_documents[number].read(begin, begin + self._width)
+            row = int(self._apart[number]) - low
+            row = row if isinstance(places, slice) else int(places[row])
             inputs[row] = tokens[:-1]
             targets[row] = tokens[1:]
-
-    def _mask_ends(self, low: int, high: int, places: Any, targets: Array) -> None:
-        """A document's last token has no target."""
-        assert self._segments is not None
-        found = _cut(self._segments, low, high)
-        rows = np.repeat(np.arange(high - low), np.diff(found.ends, prepend=0))[found.is_end]
-        if not isinstance(places, slice):
-            rows = places[rows]
-        targets[rows, (found.starts + found.lengths - 1)[found.is_end]] = IGNORED
 
     def will_need(self, start: int, stop: int) -> None:
         """One hint a row."""
@@ -169,69 +224,102 @@ class _WholePart(_Part):
 class _PiecedPart(_Part):
     """Rows of several spans, and padding behind them."""
 
-    def __init__(self, choice: Choice, document_mask: bool) -> None:
-        super().__init__(choice, document_mask)
-        spans = choice.rows.spans(choice.numbers)
-        self._ends = np.concatenate([[0], spans.ends])
-        self._starts, self._lengths = spans.starts, spans.lengths
-        self._addresses = self._documents.addresses(spans.starts, spans.lengths)
-        # Where each piece starts when rows are laid end to end without padding.
-        self._offsets = np.concatenate([[0], np.cumsum(spans.lengths)])
-        self._used = np.diff(self._offsets[self._ends])
+    def __init__(self, choices: list[Choice], num_rows: int) -> None:
+        super().__init__(choices, num_rows)
+        spans = [choice.rows.spans(choice.numbers) for choice in choices]
+        counts = [np.diff(some.ends, prepend=0) for some in spans]
+        addresses = [
+            c.rows.documents.addresses(some.starts, some.lengths) for c, some in zip(choices, spans, strict=True)
+        ]
+        order = self._piece_order(counts)
+        self._ends = np.concatenate([[0], np.cumsum(self._in_order(counts))])
+        self._lengths = np.concatenate([some.lengths for some in spans])[order]
+        self._addresses = np.concatenate(addresses)[order]
+        before = np.concatenate([[0], np.cumsum(self._lengths)])
+        self._used = np.diff(before[self._ends])
+        rows = np.repeat(np.arange(len(self._used)), np.diff(self._ends))
+        # The place of each piece's first token when rows of this part are laid end to end.
+        self._places = before[:-1] - np.repeat(before[self._ends[:-1]], np.diff(self._ends)) + rows * self._seq_len
+        self._apart = self._remember(choices, order, [some.starts for some in spans])
+
+    def _piece_order(self, counts: list[Integers]) -> Integers | slice:
+        """The order of pieces when rows are in order."""
+        if self._order is None:
+            return slice(None)
+        sizes = np.concatenate(counts)
+        firsts = (np.cumsum(sizes) - sizes)[self._order]
+        sizes = sizes[self._order]
+        order: Integers = np.arange(int(sizes.sum())) + np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes)
+        return order
+
+    def _remember(
+        self, choices: list[Choice], order: Integers | slice, starts: list[Integers]
+    ) -> dict[int, tuple[Documents, int]]:
+        """Whose the pieces are that are copied by themselves, because they lie across shards."""
+        apart = np.flatnonzero(self._addresses == 0).tolist()
+        if not apart:
+            return {}
+        owners = np.repeat(np.arange(len(choices)), [len(some) for some in starts])[order]
+        begins = np.concatenate(starts)[order]
+        return {number: (choices[int(owners[number])].rows.documents, int(begins[number])) for number in apart}
 
     def copy(self, start: int, stop: int, inputs: Array, targets: Array) -> None:
         """Join the pieces of a few rows in a scratch array of the stored type, then widen them."""
         low, high, places = self._range(start, stop)
-        seq_len = self._rows.seq_len
-        step = max(1, TOKENS_AT_ONCE // seq_len)
-        scratch = np.empty((min(step, max(1, high - low)), seq_len), self._documents.dtype)
+        if low == high:
+            return
+        step = max(1, TOKENS_AT_ONCE // self._seq_len)
+        scratch = np.empty((min(step, high - low), self._seq_len), self._dtype)
         for first in range(low, high, step):
             last = min(first + step, high)
-            to = slice(first - low, last - low) if isinstance(places, slice) else places[first - low : last - low]
             tokens = scratch[: last - first]
-            ends = self._join(first, last, tokens)
+            self._join(first, last, tokens)
+            to = _some(places, first - low, last - low)
             inputs[to] = tokens
-            shifted = np.empty((last - first, seq_len), targets.dtype) if not isinstance(to, slice) else targets[to]
-            shifted[:, :-1] = tokens[:, 1:]
-            self._mask(first, last, ends, shifted)
-            if not isinstance(to, slice):
+            if isinstance(to, slice):
+                self._shift(first, last, tokens, targets[to])
+            else:
+                shifted = np.empty(tokens.shape, targets.dtype)
+                self._shift(first, last, tokens, shifted)
                 targets[to] = shifted
 
-    def _join(self, first: int, last: int, tokens: Array) -> Integers:
-        """Copy pieces into rows; returns the place of each piece's last token in the flat array."""
-        seq_len = self._rows.seq_len
-        pieces = slice(int(self._ends[first]), int(self._ends[last]))
-        lengths = self._lengths[pieces]
-        counts = np.diff(self._ends[first : last + 1])
-        rows = np.repeat(np.arange(last - first), counts)
-        before = self._offsets[pieces] - np.repeat(self._offsets[self._ends[first:last]], counts)
-        places = rows * seq_len + before
+    def _join(self, first: int, last: int, tokens: Array) -> None:
+        """Copy pieces into rows, and zeros behind them."""
+        begin, end = int(self._ends[first]), int(self._ends[last])
+        origin = first * self._seq_len
         flat = tokens.reshape(-1)
-        target = flat.data
-        memory = _memory(self._documents.dtype.str, self._itemsize)
-        for to, length, address, begin in zip(
-            places.tolist(),
-            lengths.tolist(),
-            self._addresses[pieces].tolist(),
-            self._starts[pieces].tolist(),
+        target, memory = flat.data, _memory(self._dtype.str, self._itemsize)
+        indices = self._addresses[begin:end] // self._itemsize - 1
+        for to, length, index in zip(
+            (self._places[begin:end] - origin).tolist(),
+            self._lengths[begin:end].tolist(),
+            indices.tolist(),
             strict=True,
         ):
-            if address:
-                index = address // self._itemsize - 1
+            if index >= 0:
                 target[to : to + length] = memory[index : index + length]
-            else:
-                self._documents.copy(begin, flat[to : to + length])
-        for row in np.flatnonzero(self._used[first:last] < seq_len).tolist():
-            tokens[row, int(self._used[first + row]) :] = 0
-        ends: Integers = places + lengths - 1
-        return ends
+        if self._apart:
+            for number in np.flatnonzero(indices < 0).tolist():
+                documents, start = self._apart[begin + number]
+                to = int(self._places[begin + number]) - origin
+                documents.copy(start, flat[to : to + int(self._lengths[begin + number])])
+        for row, used in self._short(first, last):
+            tokens[row, used:] = 0
 
-    def _mask(self, first: int, last: int, ends: Integers, targets: Array) -> None:
-        """The last token of a piece has no target, and padding has none."""
-        seq_len = self._rows.seq_len
-        targets[ends // seq_len, ends % seq_len] = IGNORED
-        for row in np.flatnonzero(self._used[first:last] < seq_len).tolist():
-            targets[row, int(self._used[first + row]) :] = IGNORED
+    def _short(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Rows that have padding, and where it begins."""
+        used = self._used[first:last]
+        rows = np.flatnonzero(used < self._seq_len)
+        return [*zip(rows.tolist(), used[rows].tolist(), strict=True)]
+
+    def _shift(self, first: int, last: int, tokens: Array, targets: Array) -> None:
+        """The target of a token is the next one of its document; the last one of a piece has none."""
+        targets[:, :-1] = tokens[:, 1:]
+        pieces = slice(int(self._ends[first]), int(self._ends[last]))
+        ends = self._places[pieces] + self._lengths[pieces] - (1 + first * self._seq_len)
+        targets[ends // self._seq_len, ends % self._seq_len] = IGNORED
+        for row, used in self._short(first, last):
+            targets[row, used:] = IGNORED
 
     def will_need(self, start: int, stop: int) -> None:
         """One hint a piece."""
@@ -242,56 +330,16 @@ class _PiecedPart(_Part):
                 will_need(address, length * self._itemsize)
 
 
-def _make_part(choice: Choice, document_mask: bool) -> _Part:
-    rows: PackedRows = choice.rows
-    return (_WholePart if rows.has_lookahead else _PiecedPart)(choice, document_mask)
+def _some(places: Any, first: int, last: int) -> Any:
+    """A part of the places of rows, which are a slice or an array."""
+    return slice(first, last) if isinstance(places, slice) else places[first:last]
 
 
 _views: dict[str, memoryview] = {}
 
 
 def _memory(kind: str, itemsize: int) -> memoryview:
+    """All memory as one buffer; a slice of it is half the price of a slice of an array."""
     if kind not in _views:
         _views[kind] = everywhere(kind, itemsize).data
     return _views[kind]
-
-
-def _cut(segments: Segments, low: int, high: int) -> Segments:
-    """The segments of some rows."""
-    first = int(segments.ends[low - 1]) if low else 0
-    last = int(segments.ends[high - 1])
-    return Segments(
-        segments.ends[low:high] - first,
-        segments.starts[first:last],
-        segments.lengths[first:last],
-        segments.documents[first:last],
-        segments.is_end[first:last],
-    )
-
-
-def drop_rows(segments: Segments, dropped: npt.NDArray[np.bool_]) -> Segments:
-    """The same rows, but some without documents."""
-    counts = np.diff(segments.ends, prepend=0)
-    kept = ~np.repeat(dropped, counts)
-    return Segments(
-        np.cumsum(np.where(dropped, 0, counts)),
-        segments.starts[kept],
-        segments.lengths[kept],
-        segments.documents[kept],
-        segments.is_end[kept],
-    )
-
-
-def join_segments(parts: list[tuple[Integers, Segments]], num_rows: int) -> Segments:
-    """The segments of several packings by row, each with the places of its rows."""
-    if len(parts) == 1 and len(parts[0][0]) == num_rows:
-        return parts[0][1]
-    counts = np.zeros(num_rows, np.int64)
-    for places, segments in parts:
-        counts[places] = np.diff(segments.ends, prepend=0)
-    rows = np.concatenate([np.repeat(places, np.diff(some.ends, prepend=0)) for places, some in parts])
-    order = np.argsort(rows, kind="stable")
-    starts, lengths, documents, is_end = (
-        np.concatenate([segments[field] for _, segments in parts])[order] for field in range(1, 5)
-    )
-    return Segments(np.cumsum(counts), starts, lengths, documents, is_end)

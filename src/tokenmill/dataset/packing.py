@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tokenmill.dataset.base import Integers, PackedRows, Segments, Spans, check_seq_len
+from tokenmill.dataset.base import Integers, PackedRows, Spans, check_seq_len
 from tokenmill.dataset.bestfit import BestFitRows
 from tokenmill.dataset.report import LongDocuments, PackingReport
+from tokenmill.dataset.segments import Segments
 from tokenmill.errors import UsageError
 from tokenmill.store.documents import Documents
 from tokenmill.store.store import TokenSource

@@ -18,6 +18,9 @@ __all__ = ["FRAMEWORKS", "Loader", "load", "make_loader"]
 FRAMEWORKS = {
     "numpy": ("tokenmill.loaders.base", "Loader"),
     "torch": ("tokenmill.loaders.torch", "TorchLoader"),
+    "jax": ("tokenmill.loaders.jax", "JaxLoader"),
+    "grain": ("tokenmill.loaders.grain", "GrainLoader"),
+    "tf": ("tokenmill.loaders.tf", "TfLoader"),
 }
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.base import Integers, Rows
-from tokenmill.dataset.copying import IGNORED, RowBlock, drop_rows
+from tokenmill.dataset.base import Rows
+from tokenmill.dataset.copying import RowBlock
 from tokenmill.errors import UsageError
 from tokenmill.loaders.batches import Batch, Chunk
 from tokenmill.loaders.buffers import BufferPool
@@ -138,11 +138,11 @@ class Loader:
         reading = _ReadAhead()
         while num_left := self._num_left(row):
             num_batches = min(num_batches, num_left)
-            block = RowBlock(self.rows, self._index(row, num_batches), document_mask=self._document_mask)
+            block = self._block(row, num_batches)
             for first in range(0, num_batches, per_chunk):
                 last = min(first + per_chunk, num_batches)
                 reading.begin()
-                yield self._deliver(self._fill(block, first, last, row + first * self.global_batch_size))
+                yield self._deliver(self._fill(block, first, last))
                 if reading.is_slow():
                     block.will_need(*self._rows_of(last, min(last + per_chunk, num_batches)))
             row += num_batches * self.global_batch_size
@@ -157,34 +157,19 @@ class Loader:
     def _rows_of(self, first: int, last: int) -> tuple[int, int]:
         return first * self.batch_size, last * self.batch_size
 
-    def _index(self, row: int, num_batches: int) -> Integers:
-        """The rows of this rank in some batches, in order; past the end of the last epoch, row 0 stands in."""
+    def _block(self, row: int, num_batches: int) -> RowBlock:
+        """The rows of this rank in some batches, in order; those behind the last epoch are blank."""
         firsts = row + np.arange(num_batches) * self.global_batch_size + self.rank * self.batch_size
         index = (firsts[:, None] + np.arange(self.batch_size)).reshape(-1)
-        if self._num_rows is not None:
-            index[index >= self._num_rows] = 0
-        return index
+        return RowBlock(self.rows, index, document_mask=self._document_mask, limit=self._num_rows)
 
-    def _fill(self, block: RowBlock, first: int, last: int, row: int) -> Chunk:
+    def _fill(self, block: RowBlock, first: int, last: int) -> Chunk:
         shape = (last - first, self.batch_size, self.rows.seq_len)
         inputs, targets = self._pool.take(shape), self._pool.take(shape)
         flat = (-1, self.rows.seq_len)
         start, stop = self._rows_of(first, last)
         block.copy(start, stop, inputs.reshape(flat), targets.reshape(flat))
-        end = row + (last - first) * self.global_batch_size
-        if self._num_rows is None or end <= self._num_rows:
-            return Chunk(inputs, targets, lambda: block.segments(start, stop))
-        # Rows behind the last epoch have neither tokens nor targets nor documents.
-        behind = self._is_behind(row, last - first)
-        inputs[behind] = 0
-        targets[behind] = IGNORED
-        return Chunk(inputs, targets, lambda: drop_rows(block.segments(start, stop), behind.reshape(-1)))
-
-    def _is_behind(self, row: int, num_batches: int) -> npt.NDArray[np.bool_]:
-        """Which rows of this rank in some batches come after the last epoch."""
-        firsts = row + np.arange(num_batches) * self.global_batch_size + self.rank * self.batch_size
-        rows = firsts[:, None] + np.arange(self.batch_size)
-        return rows >= self._num_rows if self._num_rows is not None else np.zeros(rows.shape, bool)
+        return Chunk(inputs, targets, block, start)
 
     def _deliver(self, chunk: Chunk) -> list[Any]:
         """The batches of a chunk as the user gets them."""

@@ -25,7 +25,7 @@ from tokenmill.loaders.batches import Batch, Chunk
 from tokenmill.loaders.layouts import LAYOUTS
 
 try:
-    import grain
+    import grain  # type: ignore[import-untyped]
 except ImportError:
     raise MissingDependencyError("framework='grain'", "jax") from None
 
@@ -51,7 +51,12 @@ class RowSource:
         if layout not in LAYOUTS:
             raise UsageError(f"layout {layout!r} is unknown; expected {', '.join(LAYOUTS)}")
         self.rows = rows
-        self._settings = {"layout": layout, "document_mask": document_mask, "epochs": epochs, "dtype": np.dtype(dtype)}
+        self._settings: dict[str, Any] = {
+            "layout": layout,
+            "document_mask": document_mask,
+            "epochs": epochs,
+            "dtype": np.dtype(dtype),
+        }
         num_rows = _num_rows(rows, epochs)
         self._num_rows = sys.maxsize if num_rows is None else num_rows
         self._lock = threading.Lock()
@@ -60,6 +65,8 @@ class RowSource:
         return self._num_rows
 
     def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self._num_rows:
+            raise IndexError(f"row {index} is not among {self._num_rows} rows")
         return self._getitems([index])[0]
 
     def _getitems(self, indices: Sequence[int]) -> list[Any]:
@@ -70,14 +77,14 @@ class RowSource:
         shape = (len(indices), self.rows.seq_len)
         inputs, targets = np.empty(shape, self._settings["dtype"]), np.empty(shape, self._settings["dtype"])
         block.copy(0, len(indices), inputs, targets)
-        chunk = Chunk(inputs[:, None], targets[:, None], lambda: block.segments(0, len(indices)))
+        chunk = Chunk(inputs[:, None], targets[:, None], block, 0)
         arrange = LAYOUTS[self._settings["layout"]]
         rows = (Batch(inputs[n : n + 1], targets[n : n + 1], chunk, n) for n in range(len(indices)))
         return [_map(partial(_first_row, shape=(1, shape[1])), _plain(arrange(row))) for row in rows]
 
     def __repr__(self) -> str:
-        # Grain compares this with the one in a checkpoint.
-        settings = ", ".join(f"{name}={value}" for name, value in self._settings.items())
+        # Grain's DataLoader compares this with the one in a checkpoint; training longer is no other source.
+        settings = ", ".join(f"{name}={self._settings[name]!r}" for name in ("layout", "document_mask"))
         return f"RowSource({self.rows.fingerprint}, {settings})"
 
     def __reduce__(self) -> tuple[Any, ...]:

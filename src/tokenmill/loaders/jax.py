@@ -46,8 +46,8 @@ class JaxLoader(Loader):
         dtype: npt.DTypeLike = np.int32,
         **settings: Any,
     ) -> None:
-        if np.dtype(dtype) == np.int64 and not jax.config.jax_enable_x64:
-            raise UsageError("dtype int64 is cut to int32 by JAX; pass dtype='int32', or set jax_enable_x64")
+        if jax.dtypes.canonicalize_dtype(dtype) != np.dtype(dtype):
+            raise UsageError(f"dtype {np.dtype(dtype)} is cut by JAX; pass dtype='int32', or set jax_enable_x64")
         share = None if sharding is None else _find_share(sharding)
         if share is not None and rank in (None, "auto") and world_size is None and settings.get("group") is None:
             rank, world_size = share
@@ -88,7 +88,7 @@ class JaxLoader(Loader):
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
         if self._sharding is None or array.shape != self._local_shape:
             return jax.device_put(array)
-        return jax.make_array_from_process_local_data(self._sharding, array, self._global_shape)
+        return jax.make_array_from_process_local_data(self._sharding, array, self._global_shape)  # type: ignore[no-untyped-call]
 
     def _wrap_array(self, part: Any) -> Any:
         return self._wrap(part) if isinstance(part, np.ndarray) else part
@@ -100,15 +100,16 @@ def _find_share(sharding: Any) -> tuple[int, int]:
     Processes that hold the same rows, as those of tensor parallelism do, have the same slice.
     """
     held = _held_rows(sharding)
-    mine = held.get(jax.process_index())
-    if mine is None:
-        raise UsageError("the sharding has no device of this process; make the mesh of all devices that train")
+    if jax.process_index() not in held:
+        raise UsageError("the sharding has no device of this process; make its mesh of the devices of all processes")
     shares = sorted(set(held.values()))
-    if any(last - first + 1 != len(rows) for first, last, rows in ((min(r), max(r), r) for r in shares)):
-        raise UsageError(f"{sharding} gives a process rows that do not follow each other; order the mesh by process")
-    if sum(map(len, shares)) != len(set().union(*shares)) or len({len(rows) for rows in shares}) > 1:
-        raise UsageError(f"{sharding} gives processes rows that overlap or are unequally many; use another mesh")
-    return shares.index(mine), len(shares)
+    size = len(shares[0])
+    if shares != [tuple(range(first, first + size)) for first in range(0, size * len(shares), size)]:
+        raise UsageError(
+            f"{sharding} does not give each process an equal number of rows that follow each other; "
+            "order the devices of its mesh by process"
+        )
+    return shares.index(held[jax.process_index()]), len(shares)
 
 
 def _held_rows(sharding: Any) -> dict[int, tuple[int, ...]]:
@@ -116,8 +117,8 @@ def _held_rows(sharding: Any) -> dict[int, tuple[int, ...]]:
     size = len(sharding.device_set)
     try:
         indices = sharding.devices_indices_map((size, size))
-    except ValueError as error:
-        raise UsageError(f"{sharding} is no sharding for arrays (batch, seq_len): {error}") from None
+    except (IndexError, ValueError):
+        raise UsageError(f"{sharding} is no sharding for arrays of two dimensions, (batch, seq_len)") from None
     held: dict[int, set[int]] = {}
     for device, (rows, _) in indices.items():
         held.setdefault(device.process_index, set()).update(range(size)[rows])

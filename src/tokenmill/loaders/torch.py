@@ -8,7 +8,6 @@ the default is none.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.base import Integers, Rows, Segments
-from tokenmill.dataset.copying import RowBlock, drop_rows
+from tokenmill.dataset.base import Rows
+from tokenmill.dataset.copying import RowBlock
 from tokenmill.errors import MissingDependencyError
 from tokenmill.loaders.base import Loader
 from tokenmill.loaders.batches import Batch, Chunk
@@ -88,18 +87,10 @@ class TorchLoader(Loader):
         for batch in itertools.islice(self._workers, self._num_left(row)):
             if self._is_plain:
                 inputs, targets = (part.numpy()[None] for part in batch)
-                index = self._index(row, 1)
-                chunk = Chunk(inputs, targets, functools.partial(self._segments_of, index, row))
-                yield self._deliver(chunk)
+                yield self._deliver(Chunk(inputs, targets, self._block(row, 1), 0))
             else:
                 yield [_map(lambda part: self._wrap(part.numpy()), batch)]
             row += self.global_batch_size
-
-    def _segments_of(self, index: Integers, row: int) -> Segments:
-        """The documents of a batch that a worker has filled, looked up here when they are wanted."""
-        segments = RowBlock(self.rows, index, document_mask=False).segments(0, len(index))
-        behind = self._is_behind(row, 1).reshape(-1)
-        return drop_rows(segments, behind) if behind.any() else segments
 
 
 class _WorkerBatches(IterableDataset[Any]):

@@ -1,0 +1,120 @@
+"""Where documents are in rows: the one table from which positions, masks and attention boundaries follow."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.dataset.permutation import Integers
+
+__all__ = ["Cover", "Segments", "join_segments"]
+
+PADDING = -1
+"""The document number of what is behind the last document of a row."""
+
+
+class Segments(NamedTuple):
+    """The documents in rows: row i has those from `ends[i - 1]` up to `ends[i]`.
+
+    `starts` are positions in the row; where a document ends with its segment, `is_end` is true.
+    """
+
+    ends: Integers
+    starts: Integers
+    lengths: Integers
+    documents: Integers
+    is_end: npt.NDArray[np.bool_]
+
+
+def join_segments(parts: list[tuple[Integers, Segments]], num_rows: int) -> Segments:
+    """The segments of several packings by row, each with the places of its rows; rows of no part have none."""
+    if len(parts) == 1 and len(parts[0][0]) == num_rows:
+        return parts[0][1]
+    counts = np.zeros(num_rows, np.int64)
+    for places, segments in parts:
+        counts[places] = np.diff(segments.ends, prepend=0)
+    rows = np.concatenate([np.repeat(places, np.diff(some.ends, prepend=0)) for places, some in parts])
+    order = np.argsort(rows, kind="stable")
+    starts, lengths, documents, is_end = (
+        np.concatenate([segments[field] for _, segments in parts])[order] for field in range(1, 5)
+    )
+    return Segments(np.cumsum(counts), starts, lengths, documents, is_end)
+
+
+class Cover:
+    """Segments that cover rows from end to end, padding included; `ids` count 1, 2, ... in a row, 0 is padding."""
+
+    def __init__(self, segments: Segments, num_rows: int, seq_len: int) -> None:
+        self.seq_len = seq_len
+        counts = np.diff(segments.ends, prepend=0)
+        rows = np.repeat(np.arange(num_rows), counts)
+        ids = np.arange(1, len(rows) + 1) - np.repeat(segments.ends - counts, counts)
+        used = np.bincount(rows, segments.lengths, num_rows).astype(np.int64)
+        short = np.flatnonzero(used < seq_len)
+        if len(short):
+            segments, rows, ids = _pad(segments, rows, ids, short, used, seq_len)
+        self.edges = np.concatenate([[0], segments.ends])
+        self.rows = rows
+        self.starts = segments.starts.astype(np.int32)
+        self.lengths = segments.lengths
+        self.documents = segments.documents
+        self.is_end = segments.is_end & (segments.documents != PADDING)
+        self.ids = ids.astype(np.int32)
+
+    @cached_property
+    def document_ends(self) -> Integers:
+        """Where documents have their last token, counted through all rows."""
+        places = self.rows * self.seq_len + self.starts + self.lengths - 1
+        ends: Integers = places[self.is_end]
+        return ends
+
+    def fill_positions(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
+        """The place of each token in its document's part of the row, for the rows from `start` up to `stop`."""
+        some = slice(int(self.edges[start]), int(self.edges[stop]))
+        starts = np.repeat(self.starts[some], self.lengths[some]).reshape(out.shape)
+        np.subtract(np.arange(self.seq_len, dtype=np.int32), starts, out=out)
+
+    def segment_ids(self, start: int, stop: int) -> npt.NDArray[np.int32]:
+        """The ids of segments, token by token, for the rows from `start` up to `stop`."""
+        some = slice(int(self.edges[start]), int(self.edges[stop]))
+        return np.repeat(self.ids[some], self.lengths[some])
+
+    def cu_seqlens(self, batch_size: int) -> list[npt.NDArray[np.int32]]:
+        """For each batch, where segments start when its rows are laid end to end, and the end of the last."""
+        starts = self.starts + self.rows % batch_size * self.seq_len
+        edges = self.edges[::batch_size]
+        whole = np.insert(starts, edges[1:], batch_size * self.seq_len).astype(np.int32)
+        cuts = (edges + np.arange(len(edges))).tolist()
+        return [whole[first:last] for first, last in pairwise(cuts)]
+
+    def max_seqlens(self, batch_size: int) -> list[int]:
+        """For each batch the length of its longest segment."""
+        longest: list[int] = np.maximum.reduceat(self.lengths, self.edges[:-1:batch_size]).tolist()
+        return longest
+
+    def documents_of(self, row: int) -> list[tuple[int, int, int]]:
+        """Document, start in the row, and length, of every document in a row."""
+        some = slice(int(self.edges[row]), int(self.edges[row + 1]))
+        columns = (self.documents[some], self.starts[some], self.lengths[some])
+        found = zip(*(column.tolist() for column in columns), strict=True)
+        return [segment for segment in found if segment[0] != PADDING]
+
+
+def _pad(
+    segments: Segments, rows: Integers, ids: Integers, short: Integers, used: Integers, seq_len: int
+) -> tuple[Segments, Integers, Integers]:
+    """Put a segment behind the last document of every row that is short."""
+    rows = np.concatenate([rows, short])
+    order = np.argsort(rows, kind="stable")
+    padded = Segments(
+        np.cumsum(np.bincount(rows, minlength=len(used))),
+        np.concatenate([segments.starts, used[short]])[order],
+        np.concatenate([segments.lengths, seq_len - used[short]])[order],
+        np.concatenate([segments.documents, np.full(len(short), PADDING)])[order],
+        np.concatenate([segments.is_end, np.zeros(len(short), bool)])[order],
+    )
+    return padded, rows[order], np.concatenate([ids, np.zeros(len(short), np.int64)])[order]

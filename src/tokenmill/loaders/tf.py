@@ -1,0 +1,132 @@
+"""Batches as TensorFlow tensors, one by one or as a `tf.data.Dataset`.
+
+The dataset asks for batches by number: rows are random access, so filling the i-th chunk is a pure
+function of i. Python is then called once for many batches, TensorFlow may ask ahead as it likes, and
+its own checkpoints of an iterator resume exactly; a generator would allow none of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import MissingDependencyError
+from tokenmill.loaders.base import CHUNK_TOKENS, Loader
+from tokenmill.loaders.batches import Batch, Chunk
+
+__all__ = ["TfLoader"]
+
+CHATTER = (b"I0000 ", b"WARNING: All log messages before absl::InitializeLog()")
+
+
+@contextlib.contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Keep what TensorFlow says about itself when it is imported from the terminal, and nothing else.
+
+    Its level of logging is read once, at import; the line about oneDNN ignores it, so what was written
+    to the standard error meanwhile is held back, and shown without such lines.
+    """
+    if "tensorflow" in sys.modules:
+        yield
+        return
+    level = os.environ.get("TF_CPP_MIN_LOG_LEVEL")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(shown, 2)
+            held.seek(0)
+            os.write(2, b"".join(line for line in held if not line.startswith(CHATTER)))
+            os.close(shown)
+            if level is None:
+                del os.environ["TF_CPP_MIN_LOG_LEVEL"]
+
+
+try:
+    with _without_chatter():
+        import tensorflow as tf  # type: ignore[import-untyped]
+except ImportError:
+    raise MissingDependencyError("framework='tf'", "tf") from None
+
+
+class TfLoader(Loader):
+    """The loader with tensors; `dataset` gives the same batches to `tf.data` and Keras."""
+
+    def _deliver(self, chunk: Chunk) -> list[Any]:
+        if not self._is_plain:
+            return [tf.nest.map_structure(_wrap, batch) for batch in super()._deliver(chunk)]
+        pairs = zip(map(_wrap, chunk.inputs), map(_wrap, chunk.targets), strict=True)
+        return [Batch(x, y, chunk, number, _wrap) for number, (x, y) in enumerate(pairs)]
+
+    def dataset(self) -> Any:
+        """The batches from the loader's place on, as a `tf.data.Dataset` of pairs `x, y` or of what the layout has.
+
+        It does not move the loader, because TensorFlow asks ahead. To resume, load a state before
+        this is called, or keep the dataset's iterator in a `tf.train.Checkpoint`.
+        """
+        start = self._next_row if self._num_left(self._next_row) else 0
+        num_batches = self._num_left(start)
+        specs = tf.nest.map_structure(self._spec, self._parts(self._chunk(start, 1)))
+        # Layouts may have parts of another length in every batch, which cannot be stacked.
+        at_once = max(1, CHUNK_TOKENS // (self.batch_size * self.rows.seq_len)) if self._is_plain else 1
+
+        def fill(number: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+            chunk = self._chunk(start + int(number) * at_once * self.global_batch_size, at_once)
+            return [np.asarray(part) for part in tf.nest.flatten(self._parts(chunk))]
+
+        made = tf.data.Dataset.range(-(-num_batches // at_once)).map(lambda number: _call(fill, number, specs))
+        made = made.prefetch(self._prefetch) if self._prefetch else made
+        made = made.unbatch() if self._is_plain else made
+        length = tf.data.INFINITE_CARDINALITY if self._num_rows is None else num_batches
+        return made.apply(tf.data.experimental.assert_cardinality(length))
+
+    def _chunk(self, row: int, num_batches: int) -> Chunk:
+        """Some batches from a row on, fewer at the end."""
+        num_batches = min(num_batches, self._num_left(row))
+        return self._fill(self._block(row, num_batches), 0, num_batches)
+
+    def _parts(self, chunk: Chunk) -> Any:
+        """What TensorFlow gets of a chunk: all batches of it, or the only one as the layout has it."""
+        if self._is_plain:
+            return chunk.inputs, chunk.targets
+        return _join_lists(self._layout(Batch(chunk.inputs[0], chunk.targets[0], chunk, 0)))
+
+    def _spec(self, part: Any) -> Any:
+        """The type of a part, with the lengths that are the same in every batch."""
+        array = np.asarray(part)
+        whole = (self.batch_size, self.rows.seq_len)
+        shape = [None] * (array.ndim - 2) + [*whole] if array.shape[-2:] == whole else [None] * array.ndim
+        return tf.TensorSpec(shape, array.dtype)
+
+
+def _wrap(part: Any) -> Any:
+    """A tensor with memory of its own; numbers stay what they are."""
+    return tf.convert_to_tensor(part) if isinstance(part, np.ndarray) else part
+
+
+def _call(fill: Any, number: Any, specs: Any) -> Any:
+    """Let TensorFlow call a pure function of Python, and tell it what comes out."""
+    flat = tf.nest.flatten(specs)
+    parts = tf.numpy_function(fill, [number], [spec.dtype for spec in flat], stateful=False)
+    for part, spec in zip(parts, flat, strict=True):
+        part.set_shape(spec.shape)
+    return tf.nest.pack_sequence_as(specs, parts)
+
+
+def _join_lists(part: Any) -> Any:
+    """Lists of numbers as arrays: to TensorFlow, a list is as many parts as it has items."""
+    if isinstance(part, dict):
+        return {name: _join_lists(value) for name, value in part.items()}
+    if isinstance(part, tuple):
+        return tuple(_join_lists(value) for value in part)
+    return np.asarray(part) if isinstance(part, list) else part

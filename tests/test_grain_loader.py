@@ -1,0 +1,255 @@
+"""Grain: the loader's batches in the loader's order, and checkpoints of Grain's own that resume exactly."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tokenmill as tm
+from tests.stores import collect, make_documents, make_store
+from tokenmill.errors import MissingDependencyError, UsageError
+from tokenmill.loaders import load, make_loader
+
+grain = pytest.importorskip("grain")
+absl_flags = pytest.importorskip("absl.flags")
+
+SEQ_LEN = 16
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    folder = tmp_path_factory.mktemp("stores")
+    sizes = enumerate((900, 300))
+    return [tm.open(make_store(folder / str(n), make_documents(count, seed=n, longest=50))) for n, count in sizes]
+
+
+def shuffled(store: Any, **packing: Any) -> tm.Rows:
+    return tm.shuffle(tm.pack(store, seq_len=SEQ_LEN, **packing), seed=3)
+
+
+CASES: dict[str, tuple[Callable[[list[Any]], tm.Rows], dict[str, Any]]] = {
+    "concat": (lambda s: shuffled(s[0]), {}),
+    "concat, masked": (lambda s: shuffled(s[0]), {"document_mask": True}),
+    "best-fit": (lambda s: shuffled(s[0], method="best-fit"), {}),
+    "mix": (lambda s: tm.mix([(shuffled(s[0]), 0.7), (shuffled(s[1], method="best-fit"), 0.3)]), {}),
+    "epochs": (lambda s: shuffled(s[1]), {"epochs": 1.5, "document_mask": True}),
+    "prefetched": (lambda s: shuffled(s[0]), {"prefetch": 2}),
+}
+
+
+def assert_same(ours: list[Any], theirs: list[Any]) -> None:
+    """Dicts of Grain against batches of numpy."""
+    assert len(ours) == len(theirs) > 0
+    for mine, yours in zip(ours, theirs, strict=True):
+        assert mine.keys() == {"inputs", "targets"}
+        assert np.array_equal(mine["inputs"], yours.inputs)
+        assert np.array_equal(mine["targets"], yours.targets)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_are_those_of_the_numpy_loader(stores: list[Any], case: str) -> None:
+    make, settings = CASES[case]
+    rows = make(stores)
+    settings = {"batch_size": 7, "rank": 1, "world_size": 2, **settings}
+    ours, theirs = make_loader(rows, framework="grain", **settings), tm.Loader(rows, **settings)
+    count = len(theirs) if "epochs" in settings else 60
+    batches = list(itertools.islice(ours, count + 1))
+    assert len(batches) == count + ("epochs" not in settings)
+    assert batches[0]["inputs"].dtype == np.int32
+    assert_same(batches[:count], collect(theirs, count))
+
+
+@pytest.mark.parametrize("place", [1, 33, 50])
+def test_an_iterator_resumes_in_the_middle_of_a_chunk(stores: list[Any], place: int) -> None:
+    path = stores[0].path
+    batches = load(path, seq_len=SEQ_LEN, batch_size=3, framework="grain")
+    iterator = iter(batches)
+    for _ in range(place):
+        next(iterator)
+    state = json.loads(json.dumps(iterator.get_state()))
+    rest = collect(load(path, seq_len=SEQ_LEN, batch_size=3), 90)[place:]
+    for again in (iterator, iter(batches), iter(load(path, seq_len=SEQ_LEN, batch_size=3, framework="grain"))):
+        again.set_state(state)
+        assert again.get_state() == state
+        assert_same(list(itertools.islice(again, 90 - place)), rest)
+
+
+def test_grains_own_check_of_checkpoints_passes(stores: list[Any]) -> None:
+    batches = make_loader(shuffled(stores[1]), framework="grain", batch_size=20, epochs=1.2)
+    grain.experimental.assert_equal_output_after_checkpoint(batches)
+    mapped = batches.map(lambda batch: {**batch, "sum": batch["inputs"].sum()})
+    grain.experimental.assert_equal_output_after_checkpoint(mapped)
+
+
+def test_a_checkpoint_is_a_loaders_state_and_fits_other_numbers_of_processes(stores: list[Any]) -> None:
+    rows = shuffled(stores[0])
+    iterator = iter(make_loader(rows, framework="grain", batch_size=6))
+    for _ in range(11):
+        next(iterator)
+    loader = tm.Loader(rows, batch_size=6)
+    loader.load_state_dict(iterator.get_state())
+    rest = collect(loader, 5)
+    halves = [iter(make_loader(rows, framework="grain", batch_size=3, rank=rank, world_size=2)) for rank in range(2)]
+    for half in halves:
+        half.set_state(iterator.get_state())
+    for whole in rest:
+        parts = [next(half)["inputs"] for half in halves]
+        assert np.array_equal(np.concatenate(parts), whole.inputs)
+
+
+def test_a_checkpoint_of_other_rows_is_refused(stores: list[Any]) -> None:
+    state = iter(make_loader(shuffled(stores[0]), framework="grain", batch_size=6)).get_state()
+    with pytest.raises(UsageError, match="another dataset"):
+        iter(make_loader(shuffled(stores[1]), framework="grain", batch_size=6)).set_state(state)
+
+
+def test_every_iterator_starts_at_the_first_row_and_the_end_stays_the_end(stores: list[Any]) -> None:
+    batches = make_loader(shuffled(stores[1]), framework="grain", batch_size=20, epochs=1)
+    iterator = iter(batches)
+    whole = list(iterator)
+    assert len(whole) == len(batches)
+    assert np.array_equal(next(iter(batches))["inputs"], whole[0]["inputs"])
+    again = iter(batches)
+    again.set_state(iterator.get_state())
+    assert list(again) == []
+
+
+def test_kept_batches_stay_as_they_were(stores: list[Any]) -> None:
+    rows = shuffled(stores[0])
+    iterator = iter(make_loader(rows, framework="grain", batch_size=4))
+    kept = [next(iterator) for _ in range(200)]
+    for _ in range(200):
+        next(iterator)
+    assert_same(kept, collect(tm.Loader(rows, batch_size=4), 200))
+
+
+def test_layouts_come_as_they_are(stores: list[Any]) -> None:
+    rows = shuffled(stores[0], method="best-fit")
+    mine = next(iter(make_loader(rows, framework="grain", batch_size=4, layout="maxtext")))
+    yours = next(iter(tm.Loader(rows, batch_size=4, layout="maxtext")))
+    assert mine.keys() == yours.keys()
+    assert all(np.array_equal(mine[name], yours[name]) for name in yours)
+
+
+def test_worker_processes_give_the_same_batches_and_resume_exactly(stores: list[Any]) -> None:
+    rows = shuffled(stores[1])
+    settings = {"batch_size": 5, "rank": 1, "world_size": 2, "epochs": 0.713, "document_mask": True}
+    theirs = list(tm.Loader(rows, **settings))
+    # An odd number of batches, the last one not full: one of the workers ends before the other.
+    assert len(theirs) == 17 and theirs[-1].loss_mask.any(axis=1).tolist() == [True, True, True, False, False]
+    absl_flags.FLAGS.mark_as_parsed()  # Programs that start with absl.app.run need not.
+    options = grain.multiprocessing.MultiprocessingOptions(num_workers=2)
+    batches: Any = make_loader(rows, framework="grain", **settings)
+    with contextlib.closing(iter(batches.mp_prefetch(options))) as iterator:
+        assert_same([next(iterator) for _ in range(8)], theirs[:8])
+        state = json.loads(json.dumps(iterator.get_state()))
+        assert_same(list(iterator), theirs[8:])
+    with contextlib.closing(iter(batches.mp_prefetch(options))) as iterator:
+        iterator.set_state(state)
+        assert_same(list(iterator), theirs[8:])
+
+
+def test_slices_of_slices_are_every_nth_batch(stores: list[Any]) -> None:
+    rows = shuffled(stores[1])
+    settings = {"batch_size": 5, "rank": 1, "world_size": 2, "epochs": 1.5}
+    theirs = list(tm.Loader(rows, **settings))
+    for worker, inner in itertools.product(range(3), range(2)):
+        batches: Any = make_loader(rows, framework="grain", **settings)
+        batches.set_slice(slice(worker, None, 3))
+        batches.set_slice(slice(inner, None, 2))
+        assert_same(list(batches), theirs[worker::3][inner::2])
+    with pytest.raises(UsageError, match="sequential_slice"):
+        batches.set_slice(slice(0, None, 2), sequential_slice=True)
+
+
+def test_rows_are_a_random_access_source_of_one_epoch_or_more(stores: list[Any]) -> None:
+    from tokenmill.loaders.grain import RowSource
+
+    rows = shuffled(stores[1])
+    source = RowSource(rows)
+    assert isinstance(source, grain.sources.RandomAccessDataSource)
+    assert len(source) == len(rows) == len(list(source))
+    assert source[5]["inputs"].tolist() == rows[5].tolist()
+    assert source[5]["targets"][:-1].tolist() == rows[5][1:].tolist()
+    assert source[5]["inputs"].dtype == np.int32
+    longer = RowSource(rows, epochs=2)
+    assert longer[len(rows) + 5]["inputs"].tolist() == rows[len(rows) + 5].tolist() != rows[5].tolist()
+    with pytest.raises(IndexError):
+        longer[2 * len(rows)]
+    with pytest.raises(UsageError, match="layout"):
+        RowSource(rows, layout="jaxtext")
+
+
+def test_a_pipeline_of_rows_has_the_loaders_batches_and_resumes(stores: list[Any]) -> None:
+    from tokenmill.loaders.grain import RowSource
+
+    rows = CASES["mix"][0](stores)
+    source = RowSource(rows, epochs=None, document_mask=True)
+    pipeline = grain.MapDataset.source(source).batch(6).to_iter_dataset()
+    iterator = iter(pipeline)
+    theirs = collect(tm.Loader(rows, batch_size=6, document_mask=True), 40)
+    assert_same([next(iterator) for _ in range(25)], theirs[:25])
+    again = iter(pipeline)
+    again.set_state(json.loads(json.dumps(iterator.get_state())))
+    assert_same([next(again) for _ in range(15)], theirs[25:])
+
+
+def test_a_row_has_what_its_layout_has(stores: list[Any]) -> None:
+    from tokenmill.loaders.grain import RowSource
+
+    rows = shuffled(stores[0], method="best-fit")
+    source = RowSource(rows, layout="maxtext")
+    batch = next(iter(tm.Loader(rows, batch_size=4, layout="maxtext")))
+    for number, row in enumerate(source._getitems([0, 1, 2, 3])):
+        assert row.keys() == batch.keys() == source[number].keys()
+        for name, array in row.items():
+            assert np.array_equal(array, batch[name][number])
+            assert np.array_equal(array, source[number][name])
+
+
+def test_a_source_travels_to_other_processes_and_keeps_its_name(stores: list[Any]) -> None:
+    from tokenmill.loaders.grain import RowSource
+
+    source = RowSource(shuffled(stores[0]), document_mask=True, epochs=3)
+    program = "import pickle, sys; s = pickle.load(sys.stdin.buffer); print(repr(s), len(s), *s[2000]['targets'])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=pickle.dumps(source), capture_output=True, check=True, timeout=60
+    )
+    expected = " ".join(map(str, [repr(source), len(source), *source[2000]["targets"]]))
+    assert done.stdout.decode().split() == expected.split()
+    assert source.rows.fingerprint in repr(source)
+    assert repr(source) != repr(RowSource(shuffled(stores[1]), document_mask=True))
+
+
+def test_the_data_loader_of_grain_resumes_on_a_source(stores: list[Any]) -> None:
+    from tokenmill.loaders.grain import RowSource
+
+    def make(rows: tm.Rows) -> Any:
+        source = RowSource(rows)
+        sampler = grain.samplers.IndexSampler(len(source), num_epochs=1, shuffle=False)
+        return iter(grain.DataLoader(data_source=source, sampler=sampler, operations=[grain.transforms.Batch(6)]))
+
+    rows = shuffled(stores[0])
+    iterator, theirs = make(rows), collect(tm.Loader(rows, batch_size=6), 20)
+    assert_same([next(iterator) for _ in range(7)], theirs[:7])
+    again = make(rows)
+    again.set_state(iterator.get_state())
+    assert_same([next(again) for _ in range(13)], theirs[7:])
+    with pytest.raises(ValueError, match="RowSource"):
+        make(tm.shuffle(rows)).set_state(iterator.get_state())
+
+
+def test_without_grain_the_extra_is_named(stores: list[Any], monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "grain", None)
+    monkeypatch.delitem(sys.modules, "tokenmill.loaders.grain", raising=False)
+    with pytest.raises(MissingDependencyError, match=r"tokenmill\[jax\]"):
+        make_loader(shuffled(stores[0]), framework="grain", batch_size=4)
