@@ -298,9 +298,8 @@ def explain_cold(corpus: Path) -> list[str]:
         "`read`: bytes from the disk for each byte of the tokens delivered.",
         "",
         "All files are dropped from the page cache before each measurement. The clock runs from the opening",
-        f"on, until an eighth of the corpus is delivered at most. The kernel reads {read_ahead} around",
-        "a fault, for the first hundred or so of each file: on a corpus that is small beside that, everything",
-        "is soon in memory and only the disk is measured.",
+        f"on, until an eighth of the corpus is delivered at most. The kernel reads up to {read_ahead} around a",
+        "fault: a corpus that is small beside that is soon in memory, and then only the disk was measured.",
     ]
 
 

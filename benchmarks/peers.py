@@ -142,12 +142,13 @@ def tokenmill_masked(corpus: Path, rows: int, length: int) -> Pairs:
 def tokenmill_mixed(corpus: Path, rows: int, length: int) -> Pairs:
     """Best-fit rows of three stores, 7 : 2 : 1."""
     import tokenmill as tm
+    from tokenmill.loaders import make_loader
 
     sources = []
     for name, weight in (("mix-a", 0.7), ("mix-b", 0.2), ("mix-c", 0.1)):
         packed = tm.pack(tm.open(corpus / name), seq_len=length, method="best-fit")
         sources.append((tm.shuffle(packed, seed=0), weight))
-    return iter(tm.Loader(tm.mix(sources, seed=0), batch_size=rows, framework="torch"))
+    return iter(make_loader(tm.mix(sources, seed=0), framework="torch", batch_size=rows))
 
 
 def nanogpt(corpus: Path, rows: int, length: int) -> Pairs:

@@ -210,3 +210,26 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path, settings: dict[str, An
     store = tm.open(make_store(tmp_path, make_documents(50, shortest=2)))
     with pytest.raises(UsageError, match=message):
         tm.pack(store, **settings)
+
+
+@pytest.mark.parametrize("method", ["concat", "best-fit", "pad"])
+@pytest.mark.parametrize("long_documents", ["split", "truncate", "drop"])
+def test_documents_know_their_rows(tmp_path: Path, method: Any, long_documents: Any) -> None:
+    documents = make_documents(300, longest=60, shortest=0)
+    store = tm.open(make_store(tmp_path, documents, num_shards=4))
+    rows = tm.pack(store, seq_len=25, method=method, long_documents=long_documents)
+    expected: dict[int, list[int]] = {number: [] for number in range(300)}
+    for row, segments in enumerate(all_segments(rows)):
+        for document, *_ in segments:
+            expected[document].append(row)
+    assert {number: rows.rows_of(number) for number in range(300)} == expected
+
+
+def test_a_grouped_order_can_be_undone(tmp_path: Path, monkeypatch: Any) -> None:
+    store = tm.open(make_store(tmp_path, make_documents(2000, longest=60), num_shards=7))
+    monkeypatch.setattr(bestfit, "WINDOW", 16)
+    monkeypatch.setattr(bestfit, "MOST_KEPT_DOCUMENTS", 100)
+    rows = tm.pack(store, seq_len=50, method="best-fit")
+    order = rows.permute(np.arange(len(rows)), 77)
+    assert sorted(order.tolist()) == list(range(len(rows)))
+    assert rows.unpermute(order, 77).tolist() == list(range(len(rows)))

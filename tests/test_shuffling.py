@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tokenmill as tm
 from tests.stores import make_documents, make_store
-from tokenmill.dataset.permutation import make_key, permute
+from tokenmill.dataset.permutation import make_key, permute, unpermute
 from tokenmill.errors import UsageError
 
 
@@ -105,3 +105,10 @@ def test_a_slice_has_the_same_rows_in_every_epoch(tmp_path: Path) -> None:
 
 def rows_of(rows: tm.Rows, number: int) -> tuple[int, ...]:
     return tuple(rows[number].tolist())
+
+
+@given(st.integers(1, 10**12), st.integers(0, 2**64 - 1), st.integers(0, 10**12))
+def test_it_can_be_undone(size: int, key: int, start: int) -> None:
+    first = start % size
+    index = np.arange(first, min(first + 100, size))
+    assert unpermute(permute(index, size, key), size, key).tolist() == index.tolist()

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from tokenmill.dataset.permutation import Integers, permute
+from tokenmill.dataset.permutation import Integers, permute, unpermute
 from tokenmill.dataset.segments import Segments
 from tokenmill.errors import UsageError
 from tokenmill.store.documents import Documents
@@ -83,6 +83,18 @@ class Rows(ABC):
         """Numbers of one epoch in another order, for a shuffle over this dataset."""
         return permute(index, self.num_rows, key)
 
+    def unpermute(self, index: Integers, key: int) -> Integers:
+        """What `permute` sends to each number."""
+        return unpermute(index, self.num_rows, key)
+
+    def leaves(self) -> list[PackedRows]:
+        """The packings at the ends of the tree, in order."""
+        return [leaf for _, part in self.parts() for leaf in part.leaves()]
+
+    @abstractmethod
+    def where(self, leaf: PackedRows, row: int, stop: int) -> list[int]:
+        """All numbers below `stop` under which a row of a packing comes up here, in order."""
+
     def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
         """The tokens of one row as the store has them, without padding."""
         if index < 0 or (self.limit is not None and index >= self.limit):
@@ -120,9 +132,21 @@ class PackedRows(Rows):
     def segments(self, index: Integers) -> Segments:
         """The documents of rows."""
 
+    @abstractmethod
+    def rows_of(self, document: int) -> list[int]:
+        """The rows that hold tokens of a document, in order."""
+
     def resolve(self, index: Integers) -> list[Choice]:
         """The rows themselves."""
         return [Choice(self, None, index)]
+
+    def leaves(self) -> list[PackedRows]:
+        """This one."""
+        return [self]
+
+    def where(self, leaf: PackedRows, row: int, stop: int) -> list[int]:
+        """Once in every epoch."""
+        return list(range(row, stop, self.num_rows)) if leaf is self else []
 
     def _describe(self, method: str, **settings: Any) -> dict[str, Any]:
         return {

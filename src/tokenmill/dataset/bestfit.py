@@ -9,6 +9,7 @@ one of its rows is wanted. Up to ten million documents all windows are kept, two
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from tokenmill.dataset.base import Integers, PackedRows, Spans
 from tokenmill.dataset.fitting import count_bins, fit
-from tokenmill.dataset.permutation import make_key, permute
+from tokenmill.dataset.permutation import make_key, permute, unpermute
 from tokenmill.dataset.report import LongDocuments, PackingReport
 from tokenmill.dataset.segments import Segments
 from tokenmill.errors import UsageError
@@ -126,23 +127,23 @@ class BestFitRows(PackedRows):
         """
         if self._keeps_all:
             return super().permute(index, key)
-        windows = permute(np.arange(len(self._row_ends)), len(self._row_ends), make_key(key, 1))
-        counts = np.diff(self._row_ends, prepend=0)[windows]
-        ends = np.cumsum(counts)
-        lasts = np.append(np.arange(WINDOWS_PER_GROUP - 1, len(windows) - 1, WINDOWS_PER_GROUP), len(windows) - 1)
-        group_ends = ends[lasts]
-        groups = np.searchsorted(group_ends, index, "right")
-        result = np.empty(len(index), np.int64)
-        for group in np.unique(groups).tolist():
-            mine = groups == group
-            first = int(group_ends[group - 1]) if group else 0
-            size = int(group_ends[group]) - first
-            places = permute(index[mine] - first, size, make_key(key, 2, group)) + first
-            which = np.searchsorted(ends, places, "right")
-            result[mine] = (
-                places - (ends - counts)[which] + (self._row_ends - np.diff(self._row_ends, prepend=0))[windows[which]]
-            )
-        return result
+        return _GroupedOrder(self._row_ends, key).row_at(index)
+
+    def unpermute(self, index: Integers, key: int) -> Integers:
+        """What `permute` sends to each number."""
+        if self._keeps_all:
+            return super().unpermute(index, key)
+        return _GroupedOrder(self._row_ends, key).place_of(index)
+
+    def rows_of(self, document: int) -> list[int]:
+        """The rows of its window that hold a part of it."""
+        place = int(unpermute(np.array([document]), self.documents.num_documents, self._key)[0])
+        number, member = divmod(place, WINDOW)
+        window = self._window(number)
+        first = int(self._row_ends[number - 1]) if number else 0
+        full = np.flatnonzero(window.full_documents == member)
+        shared = np.searchsorted(window.ends, np.flatnonzero(window.documents == member), "right")
+        return [first + row for row in [*full.tolist(), *(shared + len(window.full_documents)).tolist()]]
 
     def spans(self, index: Integers) -> Spans:
         """The pieces of documents in each row."""
@@ -188,6 +189,46 @@ class BestFitRows(PackedRows):
     def title(self) -> str:
         """One line for the tree."""
         return f"pack best-fit, seq_len {self.seq_len:,}, seed {self._seed}: {self.report}"
+
+
+class _GroupedOrder:
+    """An order of rows in which those of some windows come together, and these windows are random ones."""
+
+    def __init__(self, row_ends: Integers, key: int) -> None:
+        self._key = key
+        counts = np.diff(row_ends, prepend=0)
+        self._first_rows = row_ends - counts
+        self._windows = permute(np.arange(len(counts)), len(counts), make_key(key, 1))
+        self._ends = np.cumsum(counts[self._windows])
+        self._starts = self._ends - counts[self._windows]
+        lasts = np.arange(WINDOWS_PER_GROUP - 1, len(counts) + WINDOWS_PER_GROUP - 1, WINDOWS_PER_GROUP)
+        self._group_ends = self._ends[np.minimum(lasts, len(counts) - 1)]
+
+    def row_at(self, places: Integers) -> Integers:
+        """The row at each place of the order."""
+        inner = self._in_groups(places, permute)
+        which = np.searchsorted(self._ends, inner, "right")
+        rows: Integers = inner - self._starts[which] + self._first_rows[self._windows[which]]
+        return rows
+
+    def place_of(self, rows: Integers) -> Integers:
+        """The place of each row in the order."""
+        turns = np.empty(len(self._windows), np.int64)
+        turns[self._windows] = np.arange(len(self._windows))
+        windows = np.searchsorted(self._first_rows, rows, "right") - 1
+        inner = rows - self._first_rows[windows] + self._starts[turns[windows]]
+        return self._in_groups(inner, unpermute)
+
+    def _in_groups(self, places: Integers, change: Callable[[Integers, int, int], Integers]) -> Integers:
+        """Permute places within their groups, there or back."""
+        groups = np.searchsorted(self._group_ends, places, "right")
+        result = np.empty(len(places), np.int64)
+        for group in np.unique(groups).tolist():
+            mine = groups == group
+            first = int(self._group_ends[group - 1]) if group else 0
+            size = int(self._group_ends[group]) - first
+            result[mine] = change(places[mine] - first, size, make_key(self._key, 2, group)) + first
+        return result
 
 
 def _find_pieces(window: _Window, rows: Integers) -> tuple[Integers, Integers, Integers]:

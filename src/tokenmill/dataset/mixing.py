@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tokenmill.dataset.base import Choice, Integers, Rows
+from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows
 from tokenmill.dataset.permutation import make_key
 from tokenmill.errors import UsageError
 
@@ -157,6 +157,26 @@ class MixedRows(Rows):
     def counts(self, num_rows: int) -> list[int]:
         """How many rows each source has given among the first `num_rows`."""
         return self._stages[bisect_right(self._starts, num_rows) - 1].counts(num_rows)
+
+    def where(self, leaf: PackedRows, row: int, stop: int) -> list[int]:
+        """Ask every source, and find the row at which it has given so many."""
+        stop = stop if self.limit is None else min(stop, self.limit)
+        found = []
+        for source, rows in enumerate(self._sources):
+            for number in rows.where(leaf, row, self.counts(stop)[source]):
+                found.append(self._row_of(source, number, stop))
+        return sorted(found)
+
+    def _row_of(self, source: int, number: int, stop: int) -> int:
+        """The row of the mixture that is a row of a source: the last one before the source has given more."""
+        low, high = 0, stop - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self.counts(middle + 1)[source] > number:
+                high = middle
+            else:
+                low = middle + 1
+        return low
 
     def fractions(self, num_rows: int | None = None) -> list[float]:
         """The token shares that the sources really have among the first rows, one epoch unless told."""

@@ -99,6 +99,11 @@ class ConcatRows(PackedRows):
             return Segments(ends, begin[filled], lengths[filled], numbers[filled], is_end[filled])
         return Segments(ends, begin, lengths, numbers, is_end)
 
+    def rows_of(self, document: int) -> list[int]:
+        """All rows between its first and its last token."""
+        (start,), (stop,) = (some.tolist() for some in self.documents.bounds(np.array([document])))
+        return [row for row in range(start // self.seq_len, -(-stop // self.seq_len)) if row < self.num_rows]
+
     def describe(self) -> dict[str, Any]:
         """The row length and the documents."""
         return self._describe("concat")
@@ -173,6 +178,15 @@ class PaddedRows(PackedRows):
         documents[inside] = self._odd[here][inside]
         parts[inside] = (rows - self._odd_first_rows[here])[inside]
         return documents, parts
+
+    def rows_of(self, document: int) -> list[int]:
+        """One row, or those of its parts."""
+        before = int(np.searchsorted(self._odd, document))
+        if before < len(self._odd) and self._odd[before] == document:
+            return list(range(int(self._odd_first_rows[before]), int(self._odd_next_rows[before])))
+        return [
+            document if not before else int(self._odd_next_rows[before - 1]) + document - int(self._odd[before - 1]) - 1
+        ]
 
     def describe(self) -> dict[str, Any]:
         """The row length, what happens to long documents, and the documents."""

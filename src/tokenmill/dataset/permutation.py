@@ -12,7 +12,7 @@ from math import isqrt
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Integers", "make_key", "permute"]
+__all__ = ["Integers", "make_key", "permute", "unpermute"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -37,28 +37,40 @@ def _mix64(value: int) -> int:
 
 def permute(index: Integers, size: int, key: int) -> Integers:
     """Where each number below `size` goes in a permutation that `key` chooses; about 30 ns each for many."""
+    return _walk(index, size, key, backwards=False)
+
+
+def unpermute(index: Integers, size: int, key: int) -> Integers:
+    """The number that `permute` sends to each place."""
+    return _walk(index, size, key, backwards=True)
+
+
+def _walk(index: Integers, size: int, key: int, *, backwards: bool) -> Integers:
     side = isqrt(size - 1) + 1 if size > 1 else 1
-    other = -(-size // side)
-    keys = [_mix64(key + number) & 0xFFFFFFFF for number in range(ROUNDS)]
-    result = _rounds(index, side, other, keys)
+    sides = (side, -(-size // side))
+    keys = [*enumerate(_mix64(key + number) & 0xFFFFFFFF for number in range(ROUNDS))]
+    if backwards:
+        keys.reverse()
+    result = _rounds(index, sides, keys, backwards)
     outside = np.flatnonzero(result >= size)
     while len(outside):
-        # At most one number in `side` is outside; going on from it reaches one that is inside.
-        result[outside] = _rounds(result[outside], side, other, keys)
+        # Fewer than `side` numbers are outside; going on from one reaches one that is inside.
+        result[outside] = _rounds(result[outside], sides, keys, backwards)
         outside = outside[result[outside] >= size]
     return result
 
 
-def _rounds(index: Integers, side: int, other: int, keys: list[int]) -> Integers:
-    high, low = np.divmod(index, other)
+def _rounds(index: Integers, sides: tuple[int, int], keys: list[tuple[int, int]], backwards: bool) -> Integers:
+    high, low = np.divmod(index, sides[1])
     halves = [high.astype(np.uint64), low.astype(np.uint64)]
-    sizes = [side, other]
-    for number, key in enumerate(keys):
+    for number, key in keys:
         this, that = number % 2, 1 - number % 2
-        # Both terms are below the size, so one subtraction is the modulus; wrapped, it is very large.
-        moved = halves[this] + (_scramble(halves[that], key) * np.uint64(sizes[this]) >> np.uint64(32))
-        halves[this] = np.minimum(moved, moved - np.uint64(sizes[this]))
-    return (halves[0] * np.uint64(other) + halves[1]).astype(np.int64)
+        size = np.uint64(sides[this])
+        shift = _scramble(halves[that], key) * size >> np.uint64(32)
+        # Both terms are below the size, so one addition or subtraction is the modulus; wrapped, it is very large.
+        moved = halves[this] - shift if backwards else halves[this] + shift
+        halves[this] = np.minimum(moved, moved + size if backwards else moved - size)
+    return (halves[0] * np.uint64(sides[1]) + halves[1]).astype(np.int64)
 
 
 def _scramble(values: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:

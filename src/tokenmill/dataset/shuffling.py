@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.dataset.base import Choice, Integers, Rows
+from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows
 from tokenmill.dataset.permutation import make_key
 from tokenmill.errors import UsageError
 
@@ -40,6 +40,16 @@ class ShuffledRows(Rows):
             order = self._rows.permute(places[mine], make_key(self._seed, epoch))
             inner[mine] = order + epoch * self.num_rows
         return self._rows.resolve(inner)
+
+    def where(self, leaf: PackedRows, row: int, stop: int) -> list[int]:
+        """Undo the permutation of each epoch."""
+        num_epochs = -(-stop // self.num_rows)
+        found = []
+        for number in self._rows.where(leaf, row, num_epochs * self.num_rows):
+            epoch, place = divmod(number, self.num_rows)
+            inner = int(self._rows.unpermute(np.array([place]), make_key(self._seed, epoch))[0])
+            found.append(epoch * self.num_rows + inner)
+        return sorted(number for number in found if number < stop)
 
     def describe(self) -> dict[str, Any]:
         """The seed and the rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from tokenmill.dataset.base import Choice, Integers, Rows
+from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows
 from tokenmill.errors import UsageError
 from tokenmill.store.documents import Documents
 from tokenmill.store.store import TokenSource
@@ -56,6 +56,11 @@ class SlicedRows(Rows):
     def resolve(self, index: Integers) -> list[Choice]:
         """Ask for rows of the first epoch."""
         return self._rows.resolve(index % self.num_rows + self._start)
+
+    def where(self, leaf: PackedRows, row: int, stop: int) -> list[int]:
+        """The same in every epoch."""
+        inside = [n - self._start for n in self._rows.where(leaf, row, self._start + self.num_rows) if n >= self._start]
+        return sorted(again for number in inside for again in range(number, stop, self.num_rows))
 
     def describe(self) -> dict[str, Any]:
         """Where the slice is, and of what."""
