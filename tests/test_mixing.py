@@ -29,6 +29,9 @@ class Counted(Rows):
     def resolve(self, index: Integers) -> list[Choice]:
         return [Choice(self, None, index)]  # type: ignore[arg-type]
 
+    def where(self, leaf: Any, row: int, stop: int) -> list[int]:
+        return list(range(row, stop, self.num_rows))
+
     def describe(self) -> dict[str, Any]:
         return {"kind": self.name, "num_rows": self.num_rows}
 

@@ -102,7 +102,8 @@ class ConcatRows(PackedRows):
     def rows_of(self, document: int) -> list[int]:
         """All rows between its first and its last token."""
         (start,), (stop,) = (some.tolist() for some in self.documents.bounds(np.array([document])))
-        return [row for row in range(start // self.seq_len, -(-stop // self.seq_len)) if row < self.num_rows]
+        end = -(-stop // self.seq_len) if stop > start else 0
+        return list(range(start // self.seq_len, min(end, self.num_rows)))
 
     def describe(self) -> dict[str, Any]:
         """The row length and the documents."""
@@ -184,9 +185,9 @@ class PaddedRows(PackedRows):
         before = int(np.searchsorted(self._odd, document))
         if before < len(self._odd) and self._odd[before] == document:
             return list(range(int(self._odd_first_rows[before]), int(self._odd_next_rows[before])))
-        return [
-            document if not before else int(self._odd_next_rows[before - 1]) + document - int(self._odd[before - 1]) - 1
-        ]
+        if before == 0:
+            return [document]
+        return [int(self._odd_next_rows[before - 1]) + document - int(self._odd[before - 1]) - 1]
 
     def describe(self) -> dict[str, Any]:
         """The row length, what happens to long documents, and the documents."""
