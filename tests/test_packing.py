@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -233,3 +235,18 @@ def test_a_grouped_order_can_be_undone(tmp_path: Path, monkeypatch: Any) -> None
     order = rows.permute(np.arange(len(rows)), 77)
     assert sorted(order.tolist()) == list(range(len(rows)))
     assert rows.unpermute(order, 77).tolist() == list(range(len(rows)))
+
+
+def test_threads_may_share_rows_of_which_few_windows_are_kept(tmp_path: Path, monkeypatch: Any) -> None:
+    store = tm.open(make_store(tmp_path, make_documents(1000, longest=60)))
+    for name, value in (("WINDOW", 16), ("MOST_KEPT_DOCUMENTS", 10), ("NUM_KEPT_WINDOWS", 2)):
+        monkeypatch.setattr(bestfit, name, value)
+    rows = tm.pack(store, seq_len=50, method="best-fit")
+    expected = rows.spans(np.arange(len(rows))).starts.tolist()
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: rows.spans(np.arange(len(rows))).starts.tolist(), range(24)))
+    assert all(starts == expected for starts in found)
+    assert (
+        pickle.loads(pickle.dumps(rows)).spans(np.arange(9)).starts.tolist()
+        == expected[: len(rows.spans(np.arange(9)).starts)]
+    )

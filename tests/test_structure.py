@@ -19,7 +19,7 @@ LEVELS = [
     {"store"},
     {"pipeline", "dataset"},
     {"loaders"},
-    {"verification", "comparison", "inspection", "status", "training", "summary"},
+    {"verification", "comparison", "inspection", "status", "training", "summary", "tracing"},
     {"demo"},
     {"cli"},
     {"__main__"},

@@ -192,6 +192,48 @@ def inspect(
         _console().print(render_document(opened, document, split, max_tokens=max_tokens))
 
 
+ROWS = "Rows"
+
+
+@app.command(no_args_is_help=True)
+def trace(
+    store: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the store.")],
+    step: Annotated[int | None, typer.Option(help="List the documents of this step, counted from 0.")] = None,
+    document: Annotated[int | None, typer.Option(help="List the steps that see this document.")] = None,
+    seq_len: Annotated[int, typer.Option(help="Tokens in a row.", rich_help_panel=ROWS)] = 2048,
+    batch_size: Annotated[int, typer.Option(help="Rows per rank.", rich_help_panel=ROWS)] = 8,
+    world_size: Annotated[int, typer.Option(help="Number of ranks.", rich_help_panel=ROWS)] = 1,
+    packing: Annotated[str, typer.Option(help="concat, best-fit or pad.", rich_help_panel=ROWS)] = "concat",
+    long_documents: Annotated[str, typer.Option(help="split, truncate or drop.", rich_help_panel=ROWS)] = "split",
+    shuffle: Annotated[bool, typer.Option("--shuffle/--no-shuffle", rich_help_panel=ROWS)] = True,
+    seed: Annotated[int, typer.Option(help="Of the packing and the shuffle.", rich_help_panel=ROWS)] = 0,
+    split: Annotated[str, typer.Option(help="Split of the store.", rich_help_panel=ROWS)] = "train",
+    epochs: Annotated[float, typer.Option(help="With --document: how many epochs to look at.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tell which documents a training step saw, or which steps see a document.
+
+    The flags of rows are those of tokenmill.load and have the same defaults.
+    """
+    from tokenmill.loaders import make_rows
+    from tokenmill.store.store import TokenStore
+    from tokenmill.tracing import render_sightings, render_step, trace_document, trace_step
+
+    if (step is None) == (document is None):
+        raise UsageError("say either --step N, to see its documents, or --document N, to see its steps")
+    opened = TokenStore(store)
+    rows = make_rows(
+        opened.split(split), seq_len=seq_len, packing=packing, long_documents=long_documents, shuffle=shuffle, seed=seed
+    )
+    if step is not None:
+        inputs = [file.path for file in opened.manifest.inputs]
+        found = trace_step(rows, step, batch_size=batch_size, world_size=world_size, inputs=inputs)
+        _print_json(found) if as_json else _console().print(render_step(found))
+    elif document is not None:
+        sightings = trace_document(rows, document, batch_size=batch_size, world_size=world_size, epochs=epochs)
+        _print_json(sightings) if as_json else _console().print(render_sightings(document, sightings, epochs))
+
+
 @app.command(no_args_is_help=True)
 def verify(
     store: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the store.")],

@@ -24,6 +24,7 @@ from rich.text import Text
 from tokenmill.engines.decoding import Decoder
 from tokenmill.progress import format_bytes, show_safely
 from tokenmill.store.manifest import Manifest
+from tokenmill.store.sources import read_sources
 from tokenmill.store.store import Split, TokenStore
 
 __all__ = ["TokenGroup", "group_tokens", "overview_json", "render_document", "render_overview", "show_safely"]
@@ -306,17 +307,9 @@ def _shorten_document(
 
 
 def _describe_document(store: TokenStore, number: int, split: str, num_tokens: int) -> Iterator[tuple[str, str]]:
-    import pyarrow.parquet as pq
-
     documents = store.splits[split]
-    (shard,), (inner,) = (numbers.tolist() for numbers in documents.locate(np.array([number])))
     yield "document", f"{number:,} of {split} ({documents.num_documents:,} documents), {num_tokens:,} tokens"
-    with pq.ParquetFile(f"{documents.table.stems[shard]}.docs.parquet") as file:
-        for group in range(file.metadata.num_row_groups):
-            if inner < file.metadata.row_group(group).num_rows:
-                row = file.read_row_group(group).slice(inner, 1).to_pylist()[0]
-                break
-            inner -= file.metadata.row_group(group).num_rows
+    (row,) = read_sources(documents, [number])
     yield "from", f"{show_safely(store.manifest.inputs[row['input']].path)}, position {row['position']:,}"
     for name, value in row.items():
         if name.startswith("key."):

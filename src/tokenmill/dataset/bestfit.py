@@ -8,6 +8,7 @@ one of its rows is wanted. Up to ten million documents all windows are kept, two
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -58,6 +59,7 @@ class BestFitRows(PackedRows):
         self._key = make_key(seed, 1)
         self._keeps_all = documents.num_documents <= MOST_KEPT_DOCUMENTS
         self._windows: OrderedDict[int, _Window] = OrderedDict()
+        self._lock = threading.Lock()
         self.report = PackingReport()
         counts = [self._count_rows(window) for window in range(-(-documents.num_documents // WINDOW))]
         self._row_ends = np.cumsum(np.array(counts, np.int64))
@@ -109,13 +111,20 @@ class BestFitRows(PackedRows):
         )
 
     def _window(self, number: int) -> _Window:
-        if number not in self._windows:
-            self._windows[number] = self._pack(self._lengths(number))
+        if self._keeps_all:
+            return self._windows[number]
+        with self._lock:
+            window = self._windows.pop(number, None) or self._pack(self._lengths(number))
+            self._windows[number] = window
             if len(self._windows) > NUM_KEPT_WINDOWS:
                 self._windows.popitem(last=False)
-        elif not self._keeps_all:
-            self._windows.move_to_end(number)
-        return self._windows[number]
+        return window
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
 
     def permute(self, index: Integers, key: int) -> Integers:
         """The order of a shuffle: global while all windows are kept.

@@ -7,13 +7,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tokenmill.dataset.base import Rows
 from tokenmill.dataset.packing import pack
 from tokenmill.dataset.shuffling import shuffle as shuffle_rows
 from tokenmill.errors import UsageError
 from tokenmill.loaders.base import Loader
+from tokenmill.store.documents import Documents
 from tokenmill.store.opening import open_tokens
 
-__all__ = ["FRAMEWORKS", "Loader", "load", "make_loader"]
+__all__ = ["FRAMEWORKS", "Loader", "load", "make_loader", "make_rows"]
 
 FRAMEWORKS = {
     "numpy": ("tokenmill.loaders.base", "Loader"),
@@ -43,11 +45,23 @@ def load(
     `settings` are those of `Loader`: rank, world_size, layout, document_mask, epochs, dtype, prefetch, and
     for torch and JAX where batches should go.
     """
-    documents = open_tokens(path, vocab_size=vocab_size).split(split)
-    rows: Any = pack(documents, seq_len=seq_len, method=packing, long_documents=long_documents, seed=seed)  # type: ignore[arg-type]
-    if shuffle:
-        rows = shuffle_rows(rows, seed=seed)
+    rows = make_rows(
+        open_tokens(path, vocab_size=vocab_size).split(split),
+        seq_len=seq_len,
+        packing=packing,
+        long_documents=long_documents,
+        shuffle=shuffle,
+        seed=seed,
+    )
     return make_loader(rows, framework=framework, batch_size=batch_size, **settings)
+
+
+def make_rows(
+    documents: Documents, *, seq_len: int, packing: str, long_documents: str, shuffle: bool, seed: int
+) -> Rows:
+    """The rows of `load`: packed, and shuffled with the same seed."""
+    rows: Rows = pack(documents, seq_len=seq_len, method=packing, long_documents=long_documents, seed=seed)  # type: ignore[arg-type]
+    return shuffle_rows(rows, seed=seed) if shuffle else rows
 
 
 def make_loader(rows: Any, *, framework: str = "numpy", **settings: Any) -> Loader:

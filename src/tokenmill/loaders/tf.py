@@ -28,26 +28,26 @@ CHATTER = (b"I0000 ", b"WARNING: All log messages before absl::InitializeLog()")
 
 @contextlib.contextmanager
 def _without_chatter() -> Iterator[None]:
-    """Keep what TensorFlow says about itself when it is imported from the terminal, and nothing else.
+    """Show what is written to the standard error, but for what TensorFlow says about itself when it is imported.
 
-    Its level of logging is read once, at import; the line about oneDNN ignores it, so what was written
-    to the standard error meanwhile is held back, and shown without such lines.
+    Its level of logging is read once, at import. The line about oneDNN ignores it, so all that is
+    written meanwhile is held back, and then shown without such lines.
     """
     if "tensorflow" in sys.modules:
         yield
         return
     level = os.environ.get("TF_CPP_MIN_LOG_LEVEL")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     shown = os.dup(2)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     with tempfile.TemporaryFile() as held:
         os.dup2(held.fileno(), 2)
         try:
             yield
         finally:
             os.dup2(shown, 2)
+            os.close(shown)
             held.seek(0)
             os.write(2, b"".join(line for line in held if not line.startswith(CHATTER)))
-            os.close(shown)
             if level is None:
                 del os.environ["TF_CPP_MIN_LOG_LEVEL"]
 
