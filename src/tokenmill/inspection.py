@@ -23,9 +23,10 @@ from rich.text import Text
 
 from tokenmill.engines.decoding import Decoder
 from tokenmill.progress import format_bytes, show_safely
+from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import Manifest
 from tokenmill.store.sources import read_sources
-from tokenmill.store.store import Split, TokenStore
+from tokenmill.store.store import TokenStore
 
 __all__ = ["TokenGroup", "group_tokens", "overview_json", "render_document", "render_overview", "show_safely"]
 
@@ -62,7 +63,7 @@ class Lengths:
         return self.num_tokens / self.num_documents if self.num_documents else 0.0
 
 
-def measure_lengths(split: Split) -> Lengths:
+def measure_lengths(split: Documents) -> Lengths:
     """Exact statistics in one pass over the index, whatever the number of documents."""
     exact = np.zeros(EXACT_LENGTHS + 1, np.int64)
     powers = np.zeros(33, np.int64)
@@ -80,13 +81,13 @@ def measure_lengths(split: Split) -> Lengths:
     return Lengths(split.num_documents, split.num_tokens, min(shortest, longest), middle, longest, bins)
 
 
-def _pieces(split: Split) -> Iterator[npt.NDArray[np.int32]]:
+def _pieces(split: Documents) -> Iterator[npt.NDArray[np.int64]]:
     for lengths in split.lengths():
         for start in range(0, len(lengths), LENGTHS_AT_ONCE):
             yield lengths[start : start + LENGTHS_AT_ONCE]
 
 
-def _median(split: Split, exact: npt.NDArray[np.int64]) -> float:
+def _median(split: Documents, exact: npt.NDArray[np.int64]) -> float:
     ends = np.cumsum(exact)
     ranks = [(split.num_documents - 1) // 2, split.num_documents // 2]
     middle = np.searchsorted(ends, ranks, "right")
@@ -123,7 +124,7 @@ def overview_json(store: TokenStore) -> dict[str, Any]:
         splits[name] = {
             "documents": lengths.num_documents,
             "tokens": lengths.num_tokens,
-            "shards": len(split.shards),
+            "shards": len(split.table.stems),
             "mean_tokens": lengths.mean,
             "median_tokens": lengths.median,
             "shortest_tokens": lengths.shortest,

@@ -61,7 +61,8 @@ class BestFitRows(PackedRows):
         self._windows: OrderedDict[int, _Window] = OrderedDict()
         self._lock = threading.Lock()
         self.report = PackingReport()
-        counts = [self._count_rows(window) for window in range(-(-documents.num_documents // WINDOW))]
+        known = np.concatenate([*documents.lengths()]) if self._keeps_all and documents.num_documents else None
+        counts = [self._count_rows(window, known) for window in range(-(-documents.num_documents // WINDOW))]
         self._row_ends = np.cumsum(np.array(counts, np.int64))
         self.num_rows = int(self._row_ends[-1]) if counts else 0
         if self.num_rows < 1:
@@ -76,8 +77,9 @@ class BestFitRows(PackedRows):
             places = np.arange(min(WINDOW, self.documents.num_documents - window * WINDOW))
         return permute(places + window * WINDOW, self.documents.num_documents, self._key)
 
-    def _count_rows(self, window: int) -> int:
-        lengths = self._lengths(window)
+    def _count_rows(self, window: int, known: Integers | None) -> int:
+        """Pack or only count a window; `known` are the lengths of all documents, which saves looking them up."""
+        lengths = self._lengths(window) if known is None else known[self._members(window)]
         self.report.count(lengths, self.seq_len, self._long_documents)
         if self._keeps_all:
             packed = self._windows[window] = self._pack(lengths)

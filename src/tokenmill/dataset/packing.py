@@ -7,7 +7,6 @@ Whatever a packing leaves out is in its `report`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +22,6 @@ from tokenmill.store.store import TokenSource
 __all__ = ["ConcatRows", "PaddedRows", "pack"]
 
 Method = Literal["concat", "best-fit", "pad"]
-LENGTHS_AT_ONCE = 1 << 20
 
 
 def pack(
@@ -140,11 +138,13 @@ class PaddedRows(PackedRows):
         """The documents that have not exactly one row, and how many they have."""
         odd: list[Integers] = []
         counts: list[Integers] = []
-        for first, lengths in _all_lengths(self.documents):
+        first = 0
+        for lengths in self.documents.lengths():
             rows = self.report.count(lengths, self.seq_len, self._long_documents)
             here = np.flatnonzero(rows != 1)
             odd.append(here + first)
             counts.append(rows[here])
+            first += len(lengths)
         empty = [np.zeros(0, np.int64)]
         return np.concatenate(odd or empty), np.concatenate(counts or empty)
 
@@ -196,11 +196,3 @@ class PaddedRows(PackedRows):
     def title(self) -> str:
         """One line for the tree."""
         return f"pack pad, seq_len {self.seq_len:,}: {self.report}"
-
-
-def _all_lengths(documents: Documents) -> Iterator[tuple[int, Integers]]:
-    """Tokens per document, about a million documents at a time, with the number of the first."""
-    for first in range(0, documents.num_documents, LENGTHS_AT_ONCE):
-        numbers = np.arange(first, min(first + LENGTHS_AT_ONCE, documents.num_documents))
-        starts, stops = documents.bounds(numbers)
-        yield first, stops - starts

@@ -7,7 +7,7 @@ of 2,000 shards has 2,000 runs, and every document that is denied adds one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -103,8 +103,17 @@ class Documents:
         starts = self.table.document_starts(shards, inner)
         stops = self.table.document_starts(shards, inner + 1)
         if (stops < starts).any():
-            raise self.table._damaged(int(shards[np.argmax(stops < starts)]))
+            raise self.table.damage(int(shards[np.argmax(stops < starts)]))
         return starts + shifts, stops + shifts
+
+    def lengths(self) -> Iterator[Integers]:
+        """Tokens per document, run after run; much faster than to ask for each."""
+        counts = np.diff(self._document_ends, prepend=0).tolist()
+        for shard, first, count in zip(self._shards.tolist(), self._first_documents.tolist(), counts, strict=True):
+            lengths = np.diff(self.table.all_starts(shard, first, count))
+            if lengths.min() < 0:
+                raise self.table.damage(shard)
+            yield lengths
 
     def find(self, tokens: Integers) -> Integers:
         """The document that holds each token."""

@@ -7,13 +7,11 @@ store of any size opens at once. `tokenmill verify` reads every byte.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from tokenmill.batch import IntArray
@@ -22,10 +20,10 @@ from tokenmill.engines.tokenizer import Tokenizer, open_tokenizer
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, SplitInfo, read_manifest
-from tokenmill.store.shard import DTYPES, INDEX_HEADER_BYTES, index_lengths
+from tokenmill.store.shard import DTYPES, INDEX_HEADER_BYTES
 from tokenmill.store.table import ShardTable
 
-__all__ = ["Shard", "Split", "TokenSource", "TokenStore"]
+__all__ = ["Split", "TokenSource", "TokenStore"]
 
 
 class TokenSource:
@@ -110,7 +108,6 @@ class Split(Documents):
 
     def __init__(self, store: TokenStore, name: str, info: SplitInfo) -> None:
         self._store = store
-        self._infos = info.shards
         dtype = DTYPES[store.manifest.dtype][1]
         stems = [_stem(store.path, shard) for shard in info.shards]
         for stem, shard in zip(stems, info.shards, strict=True):
@@ -126,15 +123,6 @@ class Split(Documents):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open_split, (self._store.path, self.name.rpartition("/")[2])
-
-    @cached_property
-    def shards(self) -> list[Shard]:
-        """The shards one by one, for those who look at files."""
-        return [Shard(self._store, info) for info in self._infos]
-
-    def lengths(self) -> Iterator[npt.NDArray[np.int32]]:
-        """Tokens per document, shard after shard."""
-        return (shard.lengths for shard in self.shards)
 
 
 def _open_split(path: Path, name: str) -> Split:
@@ -169,23 +157,3 @@ def _check_sizes(stem: str, shard: ShardInfo, itemsize: int) -> None:
         )
     if shard.files[".idx"].bytes != INDEX_HEADER_BYTES + 20 * shard.num_documents + 8:
         raise StoreError(f"{stem}.idx is not the index of {shard.num_documents} documents, as the manifest says")
-
-
-class Shard:
-    """One shard, mapped when it is first read."""
-
-    def __init__(self, store: TokenStore, info: ShardInfo) -> None:
-        self.info = info
-        self._path = _stem(store.path, info)
-        self._manifest_dtype = store.manifest.dtype
-
-    @cached_property
-    def lengths(self) -> npt.NDArray[np.int32]:
-        """Tokens per document."""
-        return index_lengths(Path(f"{self._path}.idx"), self.info, self._manifest_dtype)
-
-    def sources(self) -> Any:
-        """The table of documents: input number, position, and kept fields, as a pyarrow table."""
-        import pyarrow.parquet as pq
-
-        return pq.read_table(f"{self._path}.docs.parquet")

@@ -94,8 +94,19 @@ class ShardTable:
         positions = self._pointers(shards, bases, inner) // self.dtype.itemsize
         positions = np.where(past, self.num_tokens[shards], positions)
         if (positions < 0).any() or (positions > self.num_tokens[shards]).any():
-            raise self._damaged(int(shards[np.argmax((positions < 0) | (positions > self.num_tokens[shards]))]))
+            raise self.damage(int(shards[np.argmax((positions < 0) | (positions > self.num_tokens[shards]))]))
         return positions
+
+    def all_starts(self, shard: int, first: int, count: int) -> Integers:
+        """The positions of documents that follow each other, and of the one behind the last; for many at once."""
+        end = first + count
+        base = int(self._index_addresses(np.array([shard]))[0])
+        if base == UNMAPPED:
+            return self.document_starts(np.full(count + 1, shard), np.arange(first, end + 1))
+        place = (base + 8 * first) // _POINTER_STEP - 1
+        pointers = everywhere("<i8", _POINTER_STEP)[place : place + 4 * count : 4]
+        last = self.document_starts(np.array([shard]), np.array([end]))
+        return np.concatenate([pointers // self.dtype.itemsize, last])
 
     def find_documents(self, shards: Integers, positions: Integers) -> Integers:
         """The document of its shard that holds each token; a binary search for all tokens at once."""
@@ -180,7 +191,8 @@ class ShardTable:
             values[at] = buffer[0]
         return values
 
-    def _damaged(self, shard: int) -> StoreError:
+    def damage(self, shard: int) -> StoreError:
+        """What to say of a shard whose index makes no sense."""
         return StoreError(
             f"{self.stems[shard]}.idx is damaged: a document starts outside the shard; run tokenmill verify"
         )
