@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import MissingDependencyError
-from tokenmill.loaders.base import CHUNK_TOKENS, Loader
+from tokenmill.loaders.base import CHUNK_TOKENS, Loader, Stretch
 from tokenmill.loaders.batches import Batch, Chunk
 
 __all__ = ["TfLoader"]
@@ -93,7 +93,7 @@ class TfLoader(Loader):
     def _chunk(self, row: int, num_batches: int) -> Chunk:
         """Some batches from a row on, fewer at the end."""
         num_batches = min(num_batches, self._num_left(row))
-        return self._fill(self._block(row, num_batches), 0, num_batches)
+        return self._fill(Stretch(self._block(row, num_batches), 0, num_batches))
 
     def _parts(self, chunk: Chunk) -> Any:
         """What TensorFlow gets of a chunk: all batches of it, or the only one as the layout has it."""
