@@ -59,7 +59,8 @@ def main() -> None:
     try:
         corpus = make_corpus(work, arguments.tokens)
         names, left_out = check(arguments, corpus)
-        report = render(arguments, corpus, run_turns(arguments, corpus, names), left_out)
+        results = run_turns(arguments, corpus, names, left_out)
+        report = render(arguments, corpus, results, left_out)
     finally:
         if not arguments.work:
             shutil.rmtree(work)
@@ -75,8 +76,8 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=parse_count, default="400M", help="size of the corpus")
-    shapes = ["8x2048", "8x32768", "512x1024"]
-    parser.add_argument("--shapes", type=parse_shape, nargs="+", default=shapes, help="rows x tokens per row")
+    shapes = [(8, 2048), (8, 32768), (512, 1024)]
+    parser.add_argument("--shapes", type=parse_shape, nargs="+", default=shapes, help="such as 8x2048 512x1024")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders whose name contains one of these")
     parser.add_argument("--peers", default=sys.executable, metavar="PYTHON", help="interpreter that has the peers")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long each measurement takes at least")
@@ -84,9 +85,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cold", action="store_true", help="measure with an empty page cache instead")
     parser.add_argument("--work", help="folder for the corpus that is kept")
     parser.add_argument("--save", action="store_true", help="write the report to benchmarks/results")
-    arguments = parser.parse_args()
-    arguments.shapes = [parse_shape(shape) if isinstance(shape, str) else shape for shape in arguments.shapes]
-    return arguments
+    return parser.parse_args()
 
 
 def parse_count(text: str) -> int:
@@ -188,7 +187,8 @@ def check(arguments: argparse.Namespace, corpus: Path) -> tuple[list[str], dict[
     """The contenders that run and give the right tokens, and why the others are left out."""
     names, left_out = [], {}
     for name in choose(arguments):
-        for shape, action in itertools.product(arguments.shapes, ("prepare", "check")):
+        actions = ("prepare", "check") if CONTENDERS[name].make else ("check",)
+        for shape, action in itertools.product(arguments.shapes, actions):
             reason = ask(arguments, action, name, corpus, shape).get("failed")
             if reason:
                 left_out[name] = reason
@@ -226,19 +226,24 @@ def ask(arguments: argparse.Namespace, action: str, name: str, corpus: Path, sha
     return answer
 
 
-def run_turns(arguments: argparse.Namespace, corpus: Path, names: list[str]) -> Results:
+def run_turns(arguments: argparse.Namespace, corpus: Path, names: list[str], left_out: dict[str, str]) -> Results:
+    """Measure everything once per turn; what fails on the way is left out from then on."""
     results: Results = defaultdict(list)
     for turn in range(arguments.repeat):
         if not arguments.cold:
             fill_page_cache(corpus)
         for shape, name in itertools.product(arguments.shapes, names):
+            if name in left_out:
+                continue
             if arguments.cold:
                 drop_page_cache(corpus)
             answer = ask(arguments, "cold" if arguments.cold else "measure", name, corpus, shape)
-            if "failed" not in answer:
-                results[name, shape].append(answer)
-                speed = f"{answer['speed'] / 1e6:8.1f} Mtok/s"
-                print(f"turn {turn + 1}  {shape!s:<12}  {name:<32}{speed}", file=sys.stderr, flush=True)
+            if "failed" in answer:
+                left_out[name] = f"{answer['failed']} (turn {turn + 1}, {shape})"
+                continue
+            results[name, shape].append(answer)
+            speed = f"{answer['speed'] / 1e6:8.1f} Mtok/s"
+            print(f"turn {turn + 1}  {shape!s:<12}  {name:<32}{speed}", file=sys.stderr, flush=True)
     return results
 
 

@@ -35,7 +35,7 @@ COLD_FRACTION = 1 / 8
 SEARCH_TOKENS = 1 << 26
 IGNORED = -100
 SHUFFLE_ROWS = 1000
-"""tf.data shuffles through a buffer; the others know all rows."""
+"""The buffer that tf.data shuffles through."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Contender:
 
     stream: Callable[[Path, int, int], Pairs]
     package: str = "torch"
-    """What must be installed, and whose version the report has."""
+    """Its name in the report, with its version."""
     imports: tuple[str, ...] = ("torch",)
     """Imported before the clock starts."""
     is_peer: bool = False
@@ -313,23 +313,23 @@ CONTENDERS: dict[str, Contender] = {
     "tokenmill, jax": ours(tokenmill_jax, "jax"),
     "tokenmill, tf": ours(partial(tokenmill_rows, framework="tf"), "tf"),
     "nanoGPT": Contender(nanogpt),
-    "litdata": Contender(litdata, "litdata", ("litdata",), True, made="litdata", make=make_litdata),
+    "litdata": Contender(litdata, "litdata", ("litdata",), is_peer=True, made="litdata", make=make_litdata),
     "MosaicML streaming": Contender(
-        mosaicml, "mosaicml-streaming", ("streaming",), True, made="mds-{length}", make=make_mosaicml
+        mosaicml, "mosaicml-streaming", ("streaming",), is_peer=True, made="mds-{length}", make=make_mosaicml
     ),
-    "tf.data": Contender(tf_data, "tensorflow-cpu", ("tensorflow",), True),
-    "Grain": Contender(grain, "grain", ("grain",), True),
+    "tf.data": Contender(tf_data, "tensorflow", ("tensorflow",), is_peer=True),
+    "Grain": Contender(grain, "grain", ("grain",), is_peer=True),
     "Megatron GPTDataset": Contender(
         megatron,
         "megatron-core",
         ("megatron.core.datasets.gpt_dataset",),
-        True,
+        is_peer=True,
         copies_slices=False,
         made="megatron",
         make=make_megatron,
     ),
     "HF datasets": Contender(
-        datasets, "datasets", ("torch", "datasets"), True, made="datasets-{length}", make=make_datasets
+        datasets, "datasets", ("torch", "datasets"), is_peer=True, made="datasets-{length}", make=make_datasets
     ),
     "np.memmap, row by row": Contender(memmap_rows),
 }
@@ -396,8 +396,14 @@ def measure(contender: Contender, corpus: Path, rows: int, length: int, seconds:
         "memory": anonymous_bytes() - memory,
         "read": (disk_bytes() - disk) / (2 * tokens),
         "dtype": np.asarray(inputs).dtype.name,
-        "version": f"{contender.package} {importlib.metadata.version(contender.package)}",
+        "version": f"{contender.package} {find_version(contender)}",
     }
+
+
+def find_version(contender: Contender) -> str:
+    """As the module says: TensorFlow is installed under several names."""
+    module = sys.modules[contender.imports[-1].split(".")[0]]
+    return str(getattr(module, "__version__", "")) or importlib.metadata.version(contender.package)
 
 
 def count_batches(stream: Pairs, seconds: float, *, least: int = 1, most: float = float("inf")) -> tuple[int, float]:

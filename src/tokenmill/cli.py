@@ -175,17 +175,26 @@ def status(
 def inspect(
     store: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the store.")],
     document: Annotated[int | None, typer.Option(help="Show one document with its tokens in colour.")] = None,
-    split: Annotated[str, typer.Option(help="Split of the document.")] = "train",
-    max_tokens: Annotated[int, typer.Option(help="Show at most this many tokens of it.")] = 200,
+    row: Annotated[int | None, typer.Option(help="Show one training row, in the order of the store.")] = None,
+    seq_len: Annotated[int, typer.Option(help="With --row: tokens in a row.")] = 2048,
+    packing: Annotated[str, typer.Option(help="With --row: concat, best-fit or pad.")] = "concat",
+    split: Annotated[str, typer.Option(help="Split of the document or row.")] = "train",
+    max_tokens: Annotated[int, typer.Option(help="Show at most this many tokens of a document.")] = 200,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show totals and document lengths, or one document with its tokens and ids."""
-    from tokenmill.inspection import overview_json, render_document, render_overview
+    """Show totals and document lengths, one document with its tokens and ids, or one training row."""
+    from tokenmill.dataset.packing import pack
+    from tokenmill.inspection import overview_json, render_document, render_overview, render_row
     from tokenmill.store.store import TokenStore
 
     opened = TokenStore(store)
     if as_json:
         _print_json(overview_json(opened))
+    elif row is not None:
+        rows = pack(opened.split(split), seq_len=seq_len, method=packing)  # type: ignore[arg-type]
+        if not 0 <= row < len(rows):
+            raise UsageError(f"row {row} is not among the {len(rows)} rows of {seq_len} tokens, counted from 0")
+        _console().print(render_row(opened, rows, row, max_tokens=max_tokens))
     elif document is None:
         _console().print(render_overview(opened))
     else:

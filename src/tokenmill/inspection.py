@@ -21,6 +21,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from tokenmill.dataset.base import Rows
+from tokenmill.dataset.copying import RowBlock
 from tokenmill.engines.decoding import Decoder
 from tokenmill.progress import format_bytes, show_safely
 from tokenmill.store.documents import Documents
@@ -28,7 +30,15 @@ from tokenmill.store.manifest import Manifest
 from tokenmill.store.sources import read_sources
 from tokenmill.store.store import TokenStore
 
-__all__ = ["TokenGroup", "group_tokens", "overview_json", "render_document", "render_overview", "show_safely"]
+__all__ = [
+    "TokenGroup",
+    "group_tokens",
+    "overview_json",
+    "render_document",
+    "render_overview",
+    "render_row",
+    "show_safely",
+]
 
 EXACT_LENGTHS = 1 << 16
 """Documents shorter than this are counted by their exact length, so that the median is exact."""
@@ -291,6 +301,20 @@ def render_document(store: TokenStore, number: int, split: str = "train", *, max
     for name, value in _describe_document(store, number, split, len(ids)):
         header.add_row(name, Text(value))
     return Group(header, Text(), _Tokens(head, tail, hidden), Text(), _Ids(head, tail, hidden))
+
+
+def render_row(store: TokenStore, rows: Rows, number: int, *, max_tokens: int = 200) -> RenderableType:
+    """One training row: the documents in it, each with its tokens in alternating colours, and padding."""
+    cover = RowBlock(rows, np.array([number]), document_mask=False).cover
+    tokens = rows[number].tolist()
+    decoder, specials = Decoder(store.tokenizer), set(store.tokenizer.special_tokens.values())
+    parts: list[RenderableType] = [Text(f"row {number:,} of {rows.title()}\n", style="bold")]
+    for document, start, length in cover.documents_of(0):
+        parts.append(Text(f"document {document:,}, tokens {start:,} to {start + length:,}", style="bold cyan"))
+        parts += [_Tokens(*_shorten_document(tokens[start : start + length], max_tokens, decoder, specials)), Text()]
+    if len(tokens) < rows.seq_len:
+        parts.append(Text(f"padding, tokens {len(tokens):,} to {rows.seq_len:,}", style="bold yellow"))
+    return Group(*parts)
 
 
 def _shorten_document(
