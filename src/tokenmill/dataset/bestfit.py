@@ -171,7 +171,7 @@ class BestFitRows(PackedRows):
         windows = np.searchsorted(self._row_ends, rows, "right")
         counts = np.zeros(len(rows), np.int64)
         found = []
-        for window in np.unique(windows).tolist():
+        for window in np.flatnonzero(np.bincount(windows)).tolist():
             mine = np.flatnonzero(windows == window)
             first = int(self._row_ends[window - 1]) if window else 0
             places, parts, sizes = _find_pieces(self._window(window), rows[mine] - first)
@@ -234,7 +234,7 @@ class _GroupedOrder:
         """Permute places within their groups, there or back."""
         groups = np.searchsorted(self._group_ends, places, "right")
         result = np.empty(len(places), np.int64)
-        for group in np.unique(groups).tolist():
+        for group in np.flatnonzero(np.bincount(groups)).tolist():
             mine = groups == group
             first = int(self._group_ends[group - 1]) if group else 0
             size = int(self._group_ends[group]) - first

@@ -289,22 +289,31 @@ class _PiecedPart(_Part):
         origin = first * self._seq_len
         flat = tokens.reshape(-1)
         target, memory = flat.data, _memory(self._dtype.str, self._itemsize)
+        lengths, places = self._lengths[begin:end], self._places[begin:end] - origin
         indices = self._addresses[begin:end] // self._itemsize - 1
-        for to, length, index in zip(
-            (self._places[begin:end] - origin).tolist(),
-            self._lengths[begin:end].tolist(),
-            indices.tolist(),
-            strict=True,
-        ):
-            if index >= 0:
-                target[to : to + length] = memory[index : index + length]
         if self._apart:
-            for number in np.flatnonzero(indices < 0).tolist():
-                documents, start = self._apart[begin + number]
-                to = int(self._places[begin + number]) - origin
-                documents.copy(start, flat[to : to + int(self._lengths[begin + number])])
+            mapped = indices >= 0
+            lengths, places, indices = lengths[mapped], places[mapped], indices[mapped]
+        if self._seq_len < LONG_ROW:
+            is_full = lengths == self._seq_len
+            windows = windows_everywhere(self._seq_len, self._itemsize)
+            rows = windows[indices[is_full]].view(self._dtype).reshape(-1, self._seq_len)
+            tokens[places[is_full] // self._seq_len] = rows
+            some = ~is_full
+            lengths, places, indices = lengths[some], places[some], indices[some]
+        for to, end_to, index, end_index in zip(
+            places.tolist(), (places + lengths).tolist(), indices.tolist(), (indices + lengths).tolist(), strict=True
+        ):
+            target[to:end_to] = memory[index:end_index]
+        for number in self._apart_between(begin, end):
+            documents, start = self._apart[number]
+            to = int(self._places[number]) - origin
+            documents.copy(start, flat[to : to + int(self._lengths[number])])
         for row, used in self._short(first, last):
             tokens[row, used:] = 0
+
+    def _apart_between(self, begin: int, end: int) -> list[int]:
+        return [number for number in self._apart if begin <= number < end] if self._apart else []
 
     def _short(self, first: int, last: int) -> list[tuple[int, int]]:
         """Rows that have padding, and where it begins."""

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows
-from tokenmill.dataset.permutation import make_key
+from tokenmill.dataset.permutation import distinct, make_key
 from tokenmill.errors import UsageError
 
 __all__ = ["MixedRows", "mix"]
@@ -149,7 +149,7 @@ class MixedRows(Rows):
         """Each source that has some of the rows, their places, and their numbers in the source."""
         number = np.searchsorted(np.array(self._starts), index, "right") - 1
         parts = []
-        for stage in np.unique(number).tolist():
+        for stage in distinct(number):
             mine = np.flatnonzero(number == stage)
             parts += self._stages[stage].assign(index[mine], mine)
         return parts

@@ -78,10 +78,10 @@ class Cover:
         starts = np.repeat(self.starts[some], self.lengths[some]).reshape(out.shape)
         np.subtract(np.arange(self.seq_len, dtype=np.int32), starts, out=out)
 
-    def segment_ids(self, start: int, stop: int) -> npt.NDArray[np.int32]:
+    def fill_segment_ids(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
         """The ids of segments, token by token, for the rows from `start` up to `stop`."""
         some = slice(int(self.edges[start]), int(self.edges[stop]))
-        return np.repeat(self.ids[some], self.lengths[some])
+        out[:] = np.repeat(self.ids[some], self.lengths[some]).reshape(out.shape)
 
     def cu_seqlens(self, batch_size: int) -> list[npt.NDArray[np.int32]]:
         """For each batch, where segments start when its rows are laid end to end, and the end of the last."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows
-from tokenmill.dataset.permutation import make_key
+from tokenmill.dataset.permutation import distinct, make_key
 from tokenmill.errors import UsageError
 
 __all__ = ["ShuffledRows", "shuffle"]
@@ -35,8 +35,9 @@ class ShuffledRows(Rows):
         """Permute within each epoch that the index touches, then ask the rows."""
         epochs, places = np.divmod(index, self.num_rows)
         inner = np.empty(len(index), np.int64)
-        for epoch in np.unique(epochs).tolist():
-            mine = epochs == epoch
+        present = distinct(epochs)
+        for epoch in present:
+            mine: Any = epochs == epoch if len(present) > 1 else slice(None)
             order = self._rows.permute(places[mine], make_key(self._seed, epoch))
             inner[mine] = order + epoch * self.num_rows
         return self._rows.resolve(inner)

@@ -223,7 +223,7 @@ class _Disk:
     """
 
     def __init__(self) -> None:
-        self._num_left = CHUNKS_AHEAD
+        self._num_left = SLOW_CHUNKS
 
     def is_slow(self) -> bool:
         """Whether to read ahead."""

@@ -15,10 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.dataset.copying import IGNORED, TOKENS_AT_ONCE, RowBlock
+from tokenmill.loaders.buffers import BufferPool
 
 __all__ = ["Batch", "Chunk"]
 
 Array = npt.NDArray[Any]
+
+
+_SPREADS = BufferPool(np.int32)
 
 
 class Chunk:
@@ -35,18 +39,22 @@ class Chunk:
     @cached_property
     def positions(self) -> Array:
         """The place of each token in its document's part of the row."""
-        positions = np.empty(self.inputs.shape, np.int32)
-        flat = positions.reshape(-1, self.seq_len)
-        step = max(1, TOKENS_AT_ONCE // self.seq_len)
-        for row in range(0, len(flat), step):
-            some = flat[row : row + step]
-            self._block.cover.fill_positions(self._start + row, self._start + row + len(some), some)
-        return positions
+        return self._spread(self._block.cover.fill_positions)
 
     @cached_property
     def segment_ids(self) -> Array:
         """1, 2, ... for the documents of a row, 0 for padding."""
-        return self._block.cover.segment_ids(self._start, self._stop).reshape(self.inputs.shape)
+        return self._spread(self._block.cover.fill_segment_ids)
+
+    def _spread(self, fill: Callable[[int, int, Array], None]) -> Array:
+        """What is known of segments, for every token; a few rows at a time, which stay in the CPU cache."""
+        spread = _SPREADS.take(self.inputs.shape)
+        flat = spread.reshape(-1, self.seq_len)
+        step = max(1, TOKENS_AT_ONCE // self.seq_len)
+        for row in range(0, len(flat), step):
+            some = flat[row : row + step]
+            fill(self._start + row, self._start + row + len(some), some)
+        return spread
 
     def cu_seqlens(self, number: int) -> npt.NDArray[np.int32]:
         """Where segments start when the rows of a batch are laid end to end, and the end of the last."""

@@ -27,7 +27,7 @@ MAX_MAPPINGS = 50_000
 ADDRESS_BITS = 47
 """What user space has on x86-64 and arm64."""
 _READ, _SHARED, _FAILED = 1, 1, ctypes.c_void_p(-1).value
-WILL_NEED = 3
+RANDOM, WILL_NEED = 1, 3
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -46,7 +46,8 @@ class MappedFile:
 
     num_live = 0
 
-    def __init__(self, path: str | Path, num_bytes: int) -> None:
+    def __init__(self, path: str | Path, num_bytes: int, *, is_random: bool = False) -> None:
+        """Map a file of known size; `is_random` says that pages are wanted here and there, and no others with them."""
         self.address = 0
         self.num_bytes = num_bytes
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -61,6 +62,9 @@ class MappedFile:
             os.close(descriptor)
         self.address = address
         MappedFile.num_live += 1
+        if is_random:
+            # A disk may be set to read 8 MB around every page, of which a row is 4 KB.
+            _advise(address, num_bytes, RANDOM)
 
     def array(self, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:
         """A part of the file as a read-only array, which keeps the mapping."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tokenmill.errors import StoreError
 from tokenmill.store import mapping
-from tokenmill.store.mapping import MappedFile, everywhere
+from tokenmill.store.mapping import MappedFile, everywhere, will_need
 from tokenmill.store.shard import HEADER, INDEX_HEADER_BYTES, MAGIC, dtype_code
 
 __all__ = ["ShardTable"]
@@ -25,6 +25,7 @@ __all__ = ["ShardTable"]
 Integers = npt.NDArray[np.int64]
 
 UNKNOWN, UNMAPPED = 0, -1
+LONG_READ = 1 << 16
 _POINTER_STEP = 2
 """Pointers lie behind a header of 34 bytes and 4 bytes a document, so at even addresses."""
 
@@ -50,6 +51,7 @@ class ShardTable:
         self._token_addresses = np.zeros(len(stems), np.int64)
         self._pointer_addresses = np.zeros(len(stems), np.int64)
         self._kept: list[Any] = []
+        self._all_mapped = True
         self._lock = threading.Lock()
         self._starts = {shard: np.ascontiguousarray(some, "<i8") for shard, some in (starts or {}).items()}
         for shard, pointers in self._starts.items():
@@ -79,7 +81,7 @@ class ShardTable:
         """The address of a token, by its shard and its position there; 0 where the shard is not mapped."""
         bases = self._token_addresses[shards]
         if (bases == UNKNOWN).any():
-            self._map_tokens(np.unique(shards[bases == UNKNOWN]))
+            self._map_tokens(shards[bases == UNKNOWN])
             bases = self._token_addresses[shards]
         addresses = bases + positions * self.dtype.itemsize
         if (bases == UNMAPPED).any():
@@ -112,21 +114,21 @@ class ShardTable:
         """The document of its shard that holds each token; a binary search for all tokens at once."""
         bases = self._index_addresses(shards)
         offsets = positions * self.dtype.itemsize
-        low = np.zeros(len(shards), np.int64)
-        high = self.num_documents[shards]
-        while (low < high).any():
-            middle = (low + high) >> 1
-            # Where the search has ended, middle may be one past the last document.
-            inside = np.minimum(middle, self.num_documents[shards] - 1)
-            after = (self._pointers(shards, bases, inside) <= offsets) & (low < high)
-            high = np.where(after, high, middle)
-            low = np.where(after, middle + 1, low)
-        return low - 1
+        found = np.zeros(len(shards), np.int64)
+        sizes = self.num_documents[shards]
+        # Of `sizes` documents from `found` on, one is the last that starts at or before the token; it is the one left.
+        for _ in range(int(sizes.max(initial=1) - 1).bit_length()):
+            half = sizes >> 1
+            found += half * (self._pointers(shards, bases, found + half) <= offsets)
+            sizes = sizes - half
+        return found
 
     def read(self, shard: int, start: int, stop: int) -> npt.NDArray[Any]:
         """Tokens of one shard: mapped where possible, so the array costs nothing, else read."""
         address = int(self.token_addresses(np.array([shard]), np.array([start]))[0]) if stop > start else 0
         if address:
+            if (stop - start) * self.dtype.itemsize > LONG_READ:
+                will_need(address, (stop - start) * self.dtype.itemsize)
             first = address // self.dtype.itemsize - 1
             return everywhere(self.dtype.str, self.dtype.itemsize)[first : first + stop - start]
         return self._read_at(shard, start, stop)
@@ -139,16 +141,17 @@ class ShardTable:
 
     def _map_tokens(self, shards: Integers) -> None:
         with self._lock:
-            for shard in shards.tolist():
+            for shard in sorted(set(shards.tolist())):
                 if self._token_addresses[shard] == UNKNOWN:
                     size = int(self.num_tokens[shard]) * self.dtype.itemsize
-                    self._token_addresses[shard] = self._map(f"{self.stems[shard]}.bin", size)
+                    self._token_addresses[shard] = self._map(f"{self.stems[shard]}.bin", size, is_random=True)
 
-    def _map(self, path: str, size: int) -> int:
+    def _map(self, path: str, size: int, *, is_random: bool = False) -> int:
         if size == 0 or MappedFile.num_live >= mapping.MAX_MAPPINGS:
+            self._all_mapped = False
             return UNMAPPED
         try:
-            mapped = MappedFile(path, size)
+            mapped = MappedFile(path, size, is_random=is_random)
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}") from None
         self._kept.append(mapped)
@@ -160,7 +163,7 @@ class ShardTable:
         unknown = bases == UNKNOWN
         if unknown.any():
             with self._lock:
-                for shard in np.unique(shards[unknown]).tolist():
+                for shard in sorted(set(shards[unknown].tolist())):
                     self._pointer_addresses[shard] = self._map_index(shard)
             bases = self._pointer_addresses[shards]
         return bases
@@ -177,10 +180,10 @@ class ShardTable:
 
     def _pointers(self, shards: Integers, bases: Integers, documents: Integers) -> Integers:
         places = (bases + 8 * documents) // _POINTER_STEP - 1
-        unmapped = bases == UNMAPPED
-        if not unmapped.any():
+        if self._all_mapped:
             mapped: Integers = everywhere("<i8", _POINTER_STEP)[places]
             return mapped
+        unmapped = bases == UNMAPPED
         values = np.empty(len(places), np.int64)
         values[~unmapped] = everywhere("<i8", _POINTER_STEP)[places[~unmapped]]
         buffer = np.empty(1, "<i8")
