@@ -8,6 +8,7 @@ the CPU cache when it is widened. Short rows are gathered as opaque values by on
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import cached_property
 from typing import Any
 
@@ -25,8 +26,8 @@ IGNORED = -100
 """The target of a token that has none: what torch's cross entropy leaves out by default."""
 LONG_ROW = 8192
 """From this many tokens on, a slice a row is faster than a gather."""
-TOKENS_AT_ONCE = 1 << 15
-"""64 KB of two-byte tokens and 512 KB of batches: they stay in the second-level cache."""
+TOKENS_AT_ONCE = 1 << 16
+"""128 KB of two-byte tokens and 1 MB of batches: they stay in the second-level cache."""
 
 Array = npt.NDArray[Any]
 
@@ -159,10 +160,11 @@ class _WholePart(_Part):
             [c.rows.documents.addresses(some, self._width) for c, some in zip(choices, starts, strict=True)]
         )
         # Rows across the end of a shard are copied by themselves; until then any mapped row stands in.
-        self._apart = np.flatnonzero(addresses == 0)
-        self._all_apart = len(self._apart) == len(addresses)
-        if len(self._apart):
-            addresses[self._apart] = addresses.max()
+        apart = np.flatnonzero(addresses == 0)
+        self._apart: list[int] = apart.tolist()
+        self._all_apart = len(apart) == len(addresses)
+        if len(apart):
+            addresses[apart] = addresses.max()
             self._remember(choices, self._in_order(starts))
         self._indices = addresses // self._itemsize - 1
 
@@ -204,11 +206,10 @@ class _WholePart(_Part):
             targets[row] = memory[index + 1 : index + 1 + last]
 
     def _copy_apart(self, low: int, high: int, places: Any, inputs: Array, targets: Array) -> None:
-        first, last = np.searchsorted(self._apart, (low, high)).tolist()
-        for number in range(first, last):
+        for number in range(bisect_left(self._apart, low), bisect_left(self._apart, high)):
             begin = self._apart_starts[number]
             tokens = self._apart_documents[number].read(begin, begin + self._width)
-            row = int(self._apart[number]) - low
+            row = self._apart[number] - low
             row = row if isinstance(places, slice) else int(places[row])
             inputs[row] = tokens[:-1]
             targets[row] = tokens[1:]
@@ -232,15 +233,19 @@ class _PiecedPart(_Part):
             c.rows.documents.addresses(some.starts, some.lengths) for c, some in zip(choices, spans, strict=True)
         ]
         order = self._piece_order(counts)
-        self._ends = np.concatenate([[0], np.cumsum(self._in_order(counts))])
+        sizes = self._in_order(counts)
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        self._first_pieces: list[int] = ends.tolist()
         self._lengths = np.concatenate([some.lengths for some in spans])[order]
         self._addresses = np.concatenate(addresses)[order]
         before = np.concatenate([[0], np.cumsum(self._lengths)])
-        self._used = np.diff(before[self._ends])
-        rows = np.repeat(np.arange(len(self._used)), np.diff(self._ends))
-        # The place of each piece's first token when rows of this part are laid end to end.
-        self._places = before[:-1] - np.repeat(before[self._ends[:-1]], np.diff(self._ends)) + rows * self._seq_len
+        used = np.diff(before[ends])
+        # The place of each piece's first token when the rows of this part are laid end to end, padding included.
+        self._places = before[:-1] - np.repeat(before[ends[:-1]] - np.arange(len(used)) * self._seq_len, sizes)
+        self._short_rows: list[int] = np.flatnonzero(used < self._seq_len).tolist()
+        self._short_used: list[int] = used[used < self._seq_len].tolist()
         self._apart = self._remember(choices, order, [some.starts for some in spans])
+        self._scratch = np.empty((0, self._seq_len), self._dtype)
 
     def _piece_order(self, counts: list[Integers]) -> Integers | slice:
         """The order of pieces when rows are in order."""
@@ -264,76 +269,71 @@ class _PiecedPart(_Part):
         return {number: (choices[int(owners[number])].rows.documents, int(begins[number])) for number in apart}
 
     def copy(self, start: int, stop: int, inputs: Array, targets: Array) -> None:
-        """Join the pieces of a few rows in a scratch array of the stored type, then widen them."""
+        """Join the pieces of rows in a scratch array of the stored type, then widen them a few rows at a time."""
         low, high, places = self._range(start, stop)
         if low == high:
             return
+        if len(self._scratch) < high - low:
+            self._scratch = np.empty((high - low, self._seq_len), self._dtype)
+        tokens = self._scratch[: high - low]
+        self._join(low, high, tokens)
+        is_slice = isinstance(places, slice)
+        shifted = targets[places] if is_slice else np.empty(tokens.shape, targets.dtype)
         step = max(1, TOKENS_AT_ONCE // self._seq_len)
-        scratch = np.empty((min(step, high - low), self._seq_len), self._dtype)
-        for first in range(low, high, step):
-            last = min(first + step, high)
-            tokens = scratch[: last - first]
-            self._join(first, last, tokens)
-            to = _some(places, first - low, last - low)
-            inputs[to] = tokens
-            if isinstance(to, slice):
-                self._shift(first, last, tokens, targets[to])
-            else:
-                shifted = np.empty(tokens.shape, targets.dtype)
-                self._shift(first, last, tokens, shifted)
-                targets[to] = shifted
+        for first in range(0, high - low, step):
+            some = slice(first, first + step)
+            inputs[some if is_slice else places[some]] = tokens[some]
+            shifted[some, :-1] = tokens[some, 1:]
+        self._mask(low, high, shifted)
+        if not is_slice:
+            targets[places] = shifted
 
-    def _join(self, first: int, last: int, tokens: Array) -> None:
+    def _join(self, low: int, high: int, tokens: Array) -> None:
         """Copy pieces into rows, and zeros behind them."""
-        begin, end = int(self._ends[first]), int(self._ends[last])
-        origin = first * self._seq_len
+        begin, end = self._first_pieces[low], self._first_pieces[high]
         flat = tokens.reshape(-1)
-        target, memory = flat.data, _memory(self._dtype.str, self._itemsize)
-        lengths, places = self._lengths[begin:end], self._places[begin:end] - origin
+        lengths, places = self._lengths[begin:end], self._places[begin:end] - low * self._seq_len
         indices = self._addresses[begin:end] // self._itemsize - 1
         if self._apart:
             mapped = indices >= 0
+            self._join_apart(begin, end, flat, low * self._seq_len)
             lengths, places, indices = lengths[mapped], places[mapped], indices[mapped]
         if self._seq_len < LONG_ROW:
             is_full = lengths == self._seq_len
-            windows = windows_everywhere(self._seq_len, self._itemsize)
-            rows = windows[indices[is_full]].view(self._dtype).reshape(-1, self._seq_len)
-            tokens[places[is_full] // self._seq_len] = rows
-            some = ~is_full
-            lengths, places, indices = lengths[some], places[some], indices[some]
+            windows = windows_everywhere(self._seq_len, self._itemsize)[indices[is_full]]
+            tokens[places[is_full] // self._seq_len] = windows.view(self._dtype).reshape(-1, self._seq_len)
+            lengths, places, indices = lengths[~is_full], places[~is_full], indices[~is_full]
+        target, memory = flat.data, _memory(self._dtype.str, self._itemsize)
         for to, end_to, index, end_index in zip(
             places.tolist(), (places + lengths).tolist(), indices.tolist(), (indices + lengths).tolist(), strict=True
         ):
             target[to:end_to] = memory[index:end_index]
-        for number in self._apart_between(begin, end):
-            documents, start = self._apart[number]
-            to = int(self._places[number]) - origin
-            documents.copy(start, flat[to : to + int(self._lengths[number])])
-        for row, used in self._short(first, last):
+        for row, used in self._short(low, high):
             tokens[row, used:] = 0
 
-    def _apart_between(self, begin: int, end: int) -> list[int]:
-        return [number for number in self._apart if begin <= number < end] if self._apart else []
+    def _join_apart(self, begin: int, end: int, flat: Array, origin: int) -> None:
+        for number, (documents, start) in self._apart.items():
+            if begin <= number < end:
+                to = int(self._places[number]) - origin
+                documents.copy(start, flat[to : to + int(self._lengths[number])])
 
-    def _short(self, first: int, last: int) -> list[tuple[int, int]]:
+    def _short(self, low: int, high: int) -> list[tuple[int, int]]:
         """Rows that have padding, and where it begins."""
-        used = self._used[first:last]
-        rows = np.flatnonzero(used < self._seq_len)
-        return [*zip(rows.tolist(), used[rows].tolist(), strict=True)]
+        first, last = bisect_left(self._short_rows, low), bisect_left(self._short_rows, high)
+        return [(self._short_rows[n] - low, self._short_used[n]) for n in range(first, last)]
 
-    def _shift(self, first: int, last: int, tokens: Array, targets: Array) -> None:
-        """The target of a token is the next one of its document; the last one of a piece has none."""
-        targets[:, :-1] = tokens[:, 1:]
-        pieces = slice(int(self._ends[first]), int(self._ends[last]))
-        ends = self._places[pieces] + self._lengths[pieces] - (1 + first * self._seq_len)
-        targets[ends // self._seq_len, ends % self._seq_len] = IGNORED
-        for row, used in self._short(first, last):
+    def _mask(self, low: int, high: int, targets: Array) -> None:
+        """The last token of a piece has no target, nor has padding, nor has the last token of a row."""
+        pieces = slice(self._first_pieces[low], self._first_pieces[high])
+        targets[:, -1] = IGNORED
+        targets.reshape(-1)[self._places[pieces] + self._lengths[pieces] - (1 + low * self._seq_len)] = IGNORED
+        for row, used in self._short(low, high):
             targets[row, used:] = IGNORED
 
     def will_need(self, start: int, stop: int) -> None:
         """One hint a piece."""
         low, high, _ = self._range(start, stop)
-        pieces = slice(int(self._ends[low]), int(self._ends[high]))
+        pieces = slice(self._first_pieces[low], self._first_pieces[high])
         for address, length in zip(self._addresses[pieces].tolist(), self._lengths[pieces].tolist(), strict=True):
             if address:
                 will_need(address, length * self._itemsize)

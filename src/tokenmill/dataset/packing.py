@@ -79,13 +79,9 @@ class ConcatRows(PackedRows):
     def segments(self, index: Integers) -> Segments:
         """The documents between the first and the last token of each row."""
         starts = index % self.num_rows * self.seq_len
-        edges = self.documents.find(np.concatenate([starts, starts + self.seq_len - 1]))
-        firsts, lasts = edges[: len(index)], edges[len(index) :]
-        counts = lasts - firsts + 1
+        counts, numbers, begin, end = self.documents.find_all(starts, self.seq_len)
         ends = np.cumsum(counts)
         rows = np.repeat(np.arange(len(index)), counts)
-        numbers = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts - firsts, counts)
-        begin, end = self.documents.bounds(numbers)
         begin, end = begin - starts[rows], end - starts[rows]
         begin = np.maximum(begin, 0)
         is_end = end <= self.seq_len

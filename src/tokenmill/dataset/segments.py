@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -76,7 +76,7 @@ class Cover:
         """The place of each token in its document's part of the row, for the rows from `start` up to `stop`."""
         some = slice(int(self.edges[start]), int(self.edges[stop]))
         starts = np.repeat(self.starts[some], self.lengths[some]).reshape(out.shape)
-        np.subtract(np.arange(self.seq_len, dtype=np.int32), starts, out=out)
+        np.subtract(_counting(self.seq_len), starts, out=out)
 
     def fill_segment_ids(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
         """The ids of segments, token by token, for the rows from `start` up to `stop`."""
@@ -102,6 +102,11 @@ class Cover:
         columns = (self.documents[some], self.starts[some], self.lengths[some])
         found = zip(*(column.tolist() for column in columns), strict=True)
         return [segment for segment in found if segment[0] != PADDING]
+
+
+@lru_cache(maxsize=8)
+def _counting(count: int) -> npt.NDArray[np.int32]:
+    return np.arange(count, dtype=np.int32)
 
 
 def _pad(

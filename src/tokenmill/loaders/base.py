@@ -13,7 +13,6 @@ import resource
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,14 +29,14 @@ from tokenmill.loaders.state import check_state, make_state
 
 __all__ = ["Loader", "Stretch"]
 
-CHUNK_TOKENS = 1 << 17
+CHUNK_TOKENS = 1 << 18
 """Tokens that are filled together: small batches are filled several at a time."""
 BLOCK_ROWS = 8192
 """Rows whose places are worked out together: 30 ns each, against 9,000 for eight at a time."""
 FIRST_ROWS = 64
 CHUNKS_AHEAD = 2
-SLOW_CHUNKS = 256
-"""How long reading ahead goes on without a fault that would show that it is needed."""
+SLOW_ROWS = 16_384
+"""For how many rows reading ahead goes on without a fault that would show that it is needed."""
 
 
 class Loader:
@@ -142,12 +141,12 @@ class Loader:
         disk = _Disk()
         coming: deque[Stretch] = deque()
         while stretch := coming.popleft() if coming else next(plan, None):
-            if disk.is_slow():
+            if disk.is_slow(stretch.num_batches * self.batch_size):
                 for more in itertools.islice(plan, CHUNKS_AHEAD - len(coming)):
                     more.block.will_need(*self._rows_of(more))
                     coming.append(more)
-            with disk.watched():
-                chunk = self._fill(stretch)
+            chunk = self._fill(stretch)
+            disk.look()
             yield self._deliver(chunk)
 
     def _plan(self, row: int) -> Iterator[Stretch]:
@@ -179,12 +178,10 @@ class Loader:
         return RowBlock(self.rows, index, document_mask=self._document_mask, limit=self._num_rows)
 
     def _fill(self, stretch: Stretch) -> Chunk:
-        shape = (stretch.last - stretch.first, self.batch_size, self.rows.seq_len)
-        inputs, targets = self._pool.take(shape), self._pool.take(shape)
-        flat = (-1, self.rows.seq_len)
         start, stop = self._rows_of(stretch)
-        stretch.block.copy(start, stop, inputs.reshape(flat), targets.reshape(flat))
-        return Chunk(inputs, targets, stretch.block, start)
+        both = self._pool.take((2, stop - start, self.rows.seq_len))
+        stretch.block.copy(start, stop, both[0], both[1])
+        return Chunk(both.reshape(2, -1, self.batch_size, self.rows.seq_len), stretch.block, start)
 
     def _deliver(self, chunk: Chunk) -> list[Any]:
         """The batches of a chunk as the user gets them."""
@@ -214,6 +211,11 @@ class Stretch(NamedTuple):
     first: int
     last: int
 
+    @property
+    def num_batches(self) -> int:
+        """How many there are."""
+        return self.last - self.first
+
 
 class _Disk:
     """Notices that rows come from the disk and not from memory, by the faults that waited for it.
@@ -223,20 +225,22 @@ class _Disk:
     """
 
     def __init__(self) -> None:
-        self._num_left = SLOW_CHUNKS
+        self._rows_left = FIRST_ROWS
+        self._num_faults = self._count()
 
-    def is_slow(self) -> bool:
-        """Whether to read ahead."""
-        self._num_left -= 1
-        return self._num_left >= 0
+    def is_slow(self, num_rows: int) -> bool:
+        """Whether to read ahead while so many rows are filled."""
+        self._rows_left -= num_rows
+        return self._rows_left + num_rows > 0
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Look for faults in what is done."""
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        yield
-        if resource.getrusage(resource.RUSAGE_SELF).ru_majflt > before:
-            self._num_left = SLOW_CHUNKS
+    def look(self) -> None:
+        """See whether the disk was waited for since the last look."""
+        num_faults = self._count()
+        if num_faults > self._num_faults:
+            self._num_faults, self._rows_left = num_faults, SLOW_ROWS
+
+    def _count(self) -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 def _ahead(chunks: Iterator[list[Any]], count: int) -> Iterator[list[Any]]:

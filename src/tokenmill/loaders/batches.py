@@ -26,12 +26,15 @@ _SPREADS = BufferPool(np.int32)
 
 
 class Chunk:
-    """Batches that were filled together: the rows of a block from `start` on."""
+    """Batches that were filled together: the rows of a block from `start` on.
 
-    def __init__(self, inputs: Array, targets: Array, block: RowBlock, start: int) -> None:
-        self.inputs = inputs
-        self.targets = targets
-        self.num_batches, self.batch_size, self.seq_len = inputs.shape
+    `both` are inputs and targets, an array of shape (2, number of batches, batch_size, seq_len).
+    """
+
+    def __init__(self, both: Array, block: RowBlock, start: int) -> None:
+        self.both = both
+        self.inputs, self.targets = both
+        _, self.num_batches, self.batch_size, self.seq_len = both.shape
         self._block = block
         self._start = start
         self._stop = start + self.num_batches * self.batch_size

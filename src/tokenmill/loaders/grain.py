@@ -71,13 +71,12 @@ class RowSource:
 
     def _getitems(self, indices: Sequence[int]) -> list[Any]:
         """Several rows, filled together; Grain asks so where it reads in batches."""
-        # Where rows are may come from a cache that knows no threads, and Grain reads in 16 of them.
-        with self._lock:
-            block = RowBlock(self.rows, np.array(indices), document_mask=self._settings["document_mask"])
+        block = RowBlock(self.rows, np.array(indices), document_mask=self._settings["document_mask"])
         shape = (len(indices), self.rows.seq_len)
-        inputs, targets = np.empty(shape, self._settings["dtype"]), np.empty(shape, self._settings["dtype"])
+        both = np.empty((2, *shape), self._settings["dtype"])
+        inputs, targets = both
         block.copy(0, len(indices), inputs, targets)
-        chunk = Chunk(inputs[:, None], targets[:, None], block, 0)
+        chunk = Chunk(both[:, :, None], block, 0)
         arrange = LAYOUTS[self._settings["layout"]]
         rows = (Batch(inputs[n : n + 1], targets[n : n + 1], chunk, n) for n in range(len(indices)))
         return [_map(partial(_first_row, shape=(1, shape[1])), _plain(arrange(row))) for row in rows]

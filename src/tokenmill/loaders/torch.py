@@ -57,8 +57,8 @@ class TorchLoader(Loader):
 
     def _deliver(self, chunk: Chunk) -> list[Any]:
         if self._is_plain:
-            inputs, targets = self._wrap(chunk.inputs).unbind(0), self._wrap(chunk.targets).unbind(0)
-            pairs = enumerate(zip(inputs, targets, strict=True))
+            inputs, targets = self._wrap(chunk.both).unbind(0)
+            pairs = enumerate(zip(inputs.unbind(0), targets.unbind(0), strict=True))
             return [Batch(x, y, chunk, number, self._wrap) for number, (x, y) in pairs]
         return [_map(self._wrap, batch) for batch in super()._deliver(chunk)]
 
@@ -86,8 +86,8 @@ class TorchLoader(Loader):
         self._workers.dataset.start.fill_(row)
         for batch in itertools.islice(self._workers, self._num_left(row)):
             if self._is_plain:
-                inputs, targets = (part.numpy()[None] for part in batch)
-                yield self._deliver(Chunk(inputs, targets, self._block(row, 1), 0))
+                both = np.stack([part.numpy()[None] for part in batch])
+                yield self._deliver(Chunk(both, self._block(row, 1), 0))
             else:
                 yield [_map(lambda part: self._wrap(part.numpy()), batch)]
             row += self.global_batch_size

@@ -121,6 +121,50 @@ class Documents:
         inner = self.table.find_documents(self._shards[runs], tokens - self._token_shifts[runs])
         return inner + self._document_shifts[runs]
 
+    def find_all(self, starts: Integers, width: int) -> tuple[Integers, Integers, Integers, Integers]:
+        """The documents of stretches of `width` tokens: how many each has, their numbers, first tokens and ends.
+
+        The same as `find` and `bounds`, but what a stretch lies in is looked up once for all its documents.
+        """
+        runs = np.searchsorted(self._token_ends, starts, "right")
+        apart = np.flatnonzero(starts + width > self._token_ends[runs])
+        if len(apart):
+            return self._find_all_apart(starts, width, apart)
+        shards, shifts = self._shards[runs], self._token_shifts[runs]
+        edges = np.concatenate([starts - shifts, starts - shifts + (width - 1)])
+        firsts, lasts = np.split(self.table.find_documents(np.concatenate([shards, shards]), edges), 2)
+        counts = lasts - firsts + 1
+        ends = np.cumsum(counts)
+        # One start more than documents: that of the one behind the last is where the last one ends.
+        spread = np.repeat(firsts - (ends - counts) - np.arange(len(counts)), counts + 1)
+        inner = np.arange(int(counts.sum()) + len(counts)) + spread
+        positions = self.table.document_starts(np.repeat(shards, counts + 1), inner)
+        positions += np.repeat(shifts, counts + 1)
+        is_last = np.zeros(len(inner), bool)
+        is_last[ends + np.arange(len(ends))] = True
+        numbers = (inner + np.repeat(self._document_shifts[runs], counts + 1))[~is_last]
+        begins, stops = positions[~is_last], positions[1:][~is_last[:-1]]
+        if (stops < begins).any():
+            raise self.table.damage(int(shards[0]))
+        return counts, numbers, begins, stops
+
+    def _find_all_apart(
+        self, starts: Integers, width: int, apart: Integers
+    ) -> tuple[Integers, Integers, Integers, Integers]:
+        """The same where some stretches lie in several runs: these are looked up by themselves."""
+        whole = np.delete(np.arange(len(starts)), apart)
+        edges = self.find(np.concatenate([starts[apart], starts[apart] + width - 1]))
+        firsts, lasts = np.split(edges, 2)
+        some = lasts - firsts + 1
+        numbers = np.arange(int(some.sum())) - np.repeat(np.cumsum(some) - some - firsts, some)
+        counts = np.empty(len(starts), np.int64)
+        others, *columns = self.find_all(starts[whole], width) if len(whole) else (some[:0], *[numbers[:0]] * 3)
+        counts[whole], counts[apart] = others, some
+        order = np.argsort(np.concatenate([np.repeat(whole, others), np.repeat(apart, some)]), kind="stable")
+        added = (numbers, *self.bounds(numbers))
+        found = [np.concatenate([ours, theirs])[order] for ours, theirs in zip(columns, added, strict=True)]
+        return counts, found[0], found[1], found[2]
+
     def locate(self, documents: Integers) -> tuple[Integers, Integers]:
         """The shard of each document and its number there."""
         runs = np.searchsorted(self._document_ends, documents, "right")
