@@ -29,6 +29,9 @@ LONG_ROW = 8192
 TOKENS_AT_ONCE = 1 << 16
 """128 KB of two-byte tokens and 1 MB of batches: they stay in the second-level cache."""
 
+STRIP = 128
+"""Tokens of a long piece that are copied at once."""
+
 Array = npt.NDArray[Any]
 
 
@@ -298,11 +301,9 @@ class _PiecedPart(_Part):
             mapped = indices >= 0
             self._join_apart(begin, end, flat, low * self._seq_len)
             lengths, places, indices = lengths[mapped], places[mapped], indices[mapped]
-        if self._seq_len < LONG_ROW:
-            is_full = lengths == self._seq_len
-            windows = windows_everywhere(self._seq_len, self._itemsize)[indices[is_full]]
-            tokens[places[is_full] // self._seq_len] = windows.view(self._dtype).reshape(-1, self._seq_len)
-            lengths, places, indices = lengths[~is_full], places[~is_full], indices[~is_full]
+        is_long = lengths >= STRIP
+        _copy_strips(flat, places[is_long], lengths[is_long], indices[is_long])
+        places, lengths, indices = places[~is_long], lengths[~is_long], indices[~is_long]
         target, memory = flat.data, _memory(self._dtype.str, self._itemsize)
         for to, end_to, index, end_index in zip(
             places.tolist(), (places + lengths).tolist(), indices.tolist(), (indices + lengths).tolist(), strict=True
@@ -337,6 +338,20 @@ class _PiecedPart(_Part):
         for address, length in zip(self._addresses[pieces].tolist(), self._lengths[pieces].tolist(), strict=True):
             if address:
                 will_need(address, length * self._itemsize)
+
+
+def _copy_strips(flat: Array, places: Integers, lengths: Integers, indices: Integers) -> None:
+    """Copy pieces of at least `STRIP` tokens, each in strips of that size, all strips by one indexing operation.
+
+    The last strip of a piece ends with it and may overlap the one before. One slice a piece would wait
+    for memory at each of them, one after the other; strips of many pieces are fetched at the same time.
+    """
+    counts = -(-lengths // STRIP)
+    pieces = np.repeat(np.arange(len(counts)), counts)
+    strips = np.arange(len(pieces)) - np.repeat(np.cumsum(counts) - counts, counts)
+    offsets = np.minimum(strips * STRIP, (lengths - STRIP)[pieces])
+    windows = np.ndarray(max(0, len(flat) - STRIP + 1), f"V{STRIP * flat.itemsize}", flat, strides=(flat.itemsize,))
+    windows[places[pieces] + offsets] = windows_everywhere(STRIP, flat.itemsize)[indices[pieces] + offsets]
 
 
 def _some(places: Any, first: int, last: int) -> Any:
