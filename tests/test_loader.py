@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -399,6 +402,55 @@ def test_prefetching_threads_end_with_their_iterators(stores: list[Any]) -> None
         if thread.name == "tokenmill-prefetch":
             thread.join(5)
     assert threading.active_count() == before
+
+
+def test_a_program_may_end_while_a_thread_is_filling(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", make_documents(900, longest=50))
+    program = f"""
+import tokenmill as tm
+loader = iter(tm.load({str(store)!r}, seq_len=16, batch_size=64, prefetch=2, framework="torch"))
+for _ in range(50): next(loader)
+"""
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
+def test_an_error_in_the_thread_reaches_the_user(stores: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = tm.Loader(DATASETS["concat"](stores), batch_size=2, prefetch=1)
+
+    def fail(*_: Any) -> None:
+        raise StoreError("the disk is gone")
+
+    monkeypatch.setattr(loader, "_fill", fail)
+    with pytest.raises(StoreError, match="the disk is gone"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("method", ["best-fit", "pad"])
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+def test_long_documents_are_copied_right_to_the_last_token(tmp_path: Path, method: Any, dtype: str) -> None:
+    """Pieces are copied in strips of 128 tokens; these documents have all remainders, and cross shards."""
+    documents, start = [], 1
+    for length in [*range(100, 420, 7), 127, 128, 129, 255, 256, 257, 1, 1000, 2100]:
+        documents.append([token % 60_000 + 1 for token in range(start, start + length)])
+        start += length
+    store = tm.open(make_store(tmp_path, documents, num_shards=5, dtype=dtype))
+    next_of = {a: b for document in documents for a, b in pairwise(document)}
+    for seq_len in (300, 512, 1000):
+        rows = tm.shuffle(tm.pack(store, seq_len=seq_len, method=method), seed=1)
+        seen: list[int] = []
+        for batch in tm.Loader(rows, batch_size=3, epochs=1):
+            for row in range(3):
+                found = batch.documents[row]
+                used = sum(length for _, _, length in found)
+                tokens, targets = batch.inputs[row].tolist(), batch.targets[row].tolist()
+                seen += tokens[:used]
+                assert tokens[used:] == [0] * (seq_len - used)
+                ends = {first + length - 1 for _, first, length in found}
+                for place, (token, target) in enumerate(zip(tokens, targets, strict=True)):
+                    assert target == (-100 if place >= used or place in ends else next_of[token])
+        assert sorted(seen) == sorted(token for document in documents for token in document)
 
 
 def test_memory_does_not_grow_with_time(stores: list[Any]) -> None:

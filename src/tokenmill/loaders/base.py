@@ -8,9 +8,7 @@ numpy arrays; those of the frameworks only differ in how they hand them over.
 from __future__ import annotations
 
 import itertools
-import queue
 import resource
-import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -24,6 +22,7 @@ from tokenmill.errors import UsageError
 from tokenmill.loaders.batches import Batch, Chunk
 from tokenmill.loaders.buffers import BufferPool
 from tokenmill.loaders.layouts import LAYOUTS
+from tokenmill.loaders.prefetching import Prefetcher
 from tokenmill.loaders.ranks import find_rank
 from tokenmill.loaders.state import check_state, make_state
 
@@ -126,7 +125,7 @@ class Loader:
         """Give batches one by one; a loader that was sought elsewhere ends what was being iterated."""
         chunks = self._chunks(self._next_row)
         if self._prefetch:
-            chunks = _ahead(chunks, self._prefetch)
+            chunks = Prefetcher(chunks, self._prefetch)
         size = self.global_batch_size
         for batches in chunks:
             for batch in batches:
@@ -146,7 +145,7 @@ class Loader:
                     more.block.will_need(*self._rows_of(more))
                     coming.append(more)
             chunk = self._fill(stretch)
-            disk.look()
+            disk.look(stretch.num_batches * self.batch_size)
             yield self._deliver(chunk)
 
     def _plan(self, row: int) -> Iterator[Stretch]:
@@ -233,44 +232,12 @@ class _Disk:
         self._rows_left -= num_rows
         return self._rows_left + num_rows > 0
 
-    def look(self) -> None:
-        """See whether the disk was waited for since the last look."""
+    def look(self, num_rows: int) -> None:
+        """See whether the disk was waited for while so many rows were filled; others in the process may have, too."""
         num_faults = self._count()
-        if num_faults > self._num_faults:
-            self._num_faults, self._rows_left = num_faults, SLOW_ROWS
+        if num_faults - self._num_faults > num_rows // 8:
+            self._rows_left = SLOW_ROWS
+        self._num_faults = num_faults
 
     def _count(self) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-
-
-def _ahead(chunks: Iterator[list[Any]], count: int) -> Iterator[list[Any]]:
-    """Make chunks in a thread, up to `count` of them in advance; it ends with the iterator."""
-    waiting: queue.Queue[list[Any] | BaseException | None] = queue.Queue(count)
-    stopped = threading.Event()
-
-    def put(item: list[Any] | BaseException | None) -> bool:
-        while not stopped.is_set():
-            try:
-                waiting.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def work() -> None:
-        try:
-            for chunk in chunks:
-                if not put(chunk):
-                    return
-            put(None)
-        except BaseException as error:
-            put(error)
-
-    threading.Thread(target=work, name="tokenmill-prefetch", daemon=True).start()
-    try:
-        while (item := waiting.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stopped.set()

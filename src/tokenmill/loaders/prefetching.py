@@ -1,0 +1,79 @@
+"""Filling batches in a thread, while the ones before are used: it hides latency, and adds no speed."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["Prefetcher"]
+
+PATIENCE_SECONDS = 0.1
+
+
+class Prefetcher:
+    """An iterator whose items are made in a thread, up to `count` of them in advance.
+
+    The thread ends with the items, when this object is gone, and before the interpreter shuts down: one that
+    is stopped in the middle of a library's code takes the whole program down.
+    """
+
+    def __init__(self, items: Iterator[Any], count: int) -> None:
+        self._waiting: queue.Queue[tuple[bool, Any]] = queue.Queue(count)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=_work, args=(items, self._waiting, self._stopped), name="tokenmill-prefetch", daemon=True
+        )
+        self._thread.start()
+        _running.add(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._stopped.is_set():
+            raise StopIteration
+        is_item, value = self._waiting.get()
+        if is_item:
+            return value
+        self._stopped.set()
+        raise value
+
+    def stop(self) -> None:
+        """Let the thread end after what it is at, and wait for that."""
+        self._stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(5)
+
+    def __del__(self) -> None:
+        self._stopped.set()
+
+
+def _work(items: Iterator[Any], waiting: queue.Queue[tuple[bool, Any]], stopped: threading.Event) -> None:
+    """Put items, then why there are no more; stop when nobody wants them."""
+    entry: tuple[bool, Any]
+    while not stopped.is_set():
+        try:
+            entry = (True, next(items))
+        except BaseException as error:
+            entry = (False, error)
+        while not stopped.is_set():
+            try:
+                waiting.put(entry, timeout=PATIENCE_SECONDS)
+                break
+            except queue.Full:
+                continue
+        if not entry[0]:
+            return
+
+
+_running: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    for prefetcher in list(_running):
+        prefetcher.stop()
