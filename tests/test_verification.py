@@ -351,7 +351,7 @@ def test_documents_are_found_again_in_inputs_of_every_format(
         workers=1,
     )
     total = store.manifest.num_documents
-    assert len(store.splits["train"].shards) > 12
+    assert len(store.manifest.splits["train"].shards) > 12
     result = verify(store.path, against=[str(corpus)], every=True)
     assert (result.problems, result.num_compared) == ([], total)
     monkeypatch.setattr(comparison, "SAMPLE_DOCUMENTS", 100)

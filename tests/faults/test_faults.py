@@ -120,6 +120,7 @@ def test_a_new_run_waits_until_the_workers_of_a_killed_one_are_gone(slow_run: Sl
     pid = next(iter(wait_for(lambda: workers_at_work(out))))
     os.kill(pid, signal.SIGSTOP)
     try:
+        wait_for(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
         left = {path.name for path in (out / "train").glob(f"*.{pid:x}.tmp")}
         assert left
         first.kill()
