@@ -219,6 +219,17 @@ def test_epochs_end_with_a_padded_batch(stores: list[Any]) -> None:
     assert len(list(loaders[0])) == len(batches[0]), "a loader that has ended starts over"
 
 
+def test_a_state_of_the_end_has_nothing_left(stores: list[Any]) -> None:
+    rows = DATASETS["small-shuffled"](stores)
+    loader = tm.Loader(rows, batch_size=7, epochs=1)
+    batches = list(loader)
+    resumed = tm.Loader(rows, batch_size=3, world_size=2, epochs=1)
+    resumed.load_state_dict(loader.state_dict())
+    assert list(resumed) == []
+    assert len(list(resumed)) == len(resumed), "then it starts over"
+    assert len(list(loader)) == len(batches)
+
+
 def test_a_kept_batch_is_never_overwritten(stores: list[Any]) -> None:
     loader = tm.Loader(DATASETS["concat-shuffled"](stores), batch_size=2)
     held = []
@@ -342,6 +353,16 @@ def test_load_is_the_whole_way_in_one_line(tmp_path: Path) -> None:
     assert fingerprint_of(collect(loader, 30)) == fingerprint_of(collect(by_hand, 30))
     val = tm.load(tmp_path, seq_len=8, batch_size=4, split="val", shuffle=False, epochs=1)
     assert next(iter(val)).inputs[0].tolist() == [t for d in documents for t in d][:8]
+    for source in (tm.open(tmp_path), tm.open(tmp_path).split(), by_hand.rows):
+        settings: dict[str, Any] = {} if isinstance(source, tm.Rows) else {"seq_len": 8}
+        again = tm.load(source, batch_size=4, **settings)
+        assert fingerprint_of(collect(again, 5)) == fingerprint_of(
+            collect(tm.load(tmp_path, seq_len=8, batch_size=4), 5)
+        )
+    with pytest.raises(UsageError, match="seq_len 9 is not that of the rows, 8; leave it out"):
+        tm.load(by_hand.rows, seq_len=9, batch_size=4)
+    with pytest.raises(UsageError, match="load needs a seq_len"):
+        tm.load(tmp_path, batch_size=4)
     with pytest.raises(UsageError, match="has no split 'test'; it has train, val"):
         tm.load(tmp_path, seq_len=8, batch_size=4, split="test")
     with pytest.raises(UsageError, match="vocabulary of 65536 tokens and the model has room for 50257"):

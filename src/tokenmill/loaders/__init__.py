@@ -14,6 +14,7 @@ from tokenmill.errors import UsageError
 from tokenmill.loaders.base import Loader
 from tokenmill.store.documents import Documents
 from tokenmill.store.opening import open_tokens
+from tokenmill.store.store import TokenSource
 
 __all__ = ["FRAMEWORKS", "Loader", "load", "make_loader", "make_rows"]
 
@@ -27,10 +28,10 @@ FRAMEWORKS = {
 
 
 def load(
-    path: str | Path | Sequence[str | Path],
+    source: str | Path | Sequence[str | Path] | TokenSource | Documents | Rows,
     *,
-    seq_len: int,
     batch_size: int,
+    seq_len: int | None = None,
     framework: str = "numpy",
     packing: str = "concat",
     shuffle: bool = True,
@@ -42,16 +43,23 @@ def load(
 ) -> Loader:
     """From a store to batches in one line: shuffled and endless unless told otherwise.
 
-    `settings` are those of `Loader`: rank, world_size, layout, document_mask, epochs, dtype, prefetch, and
-    for torch and JAX where batches should go.
+    The source is the path of a store, several of them, an open one, some of its documents, or rows that are made
+    already, such as a mixture. `settings` are those of `Loader`: rank, world_size, layout, document_mask, epochs,
+    dtype, prefetch, and for torch and JAX where batches should go.
     """
+    if isinstance(source, Rows):
+        if seq_len not in (None, source.seq_len):
+            raise UsageError(f"seq_len {seq_len} is not that of the rows, {source.seq_len}; leave it out")
+        return make_loader(source, framework=framework, batch_size=batch_size, **settings)
+    if seq_len is None:
+        raise UsageError("load needs a seq_len, the number of tokens in a row")
+    if isinstance(source, Documents):
+        documents = source
+    else:
+        opened = source if isinstance(source, TokenSource) else open_tokens(source, vocab_size=vocab_size)
+        documents = opened.split(split)
     rows = make_rows(
-        open_tokens(path, vocab_size=vocab_size).split(split),
-        seq_len=seq_len,
-        packing=packing,
-        long_documents=long_documents,
-        shuffle=shuffle,
-        seed=seed,
+        documents, seq_len=seq_len, packing=packing, long_documents=long_documents, shuffle=shuffle, seed=seed
     )
     return make_loader(rows, framework=framework, batch_size=batch_size, **settings)
 

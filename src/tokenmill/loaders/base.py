@@ -39,7 +39,9 @@ SLOW_ROWS = 16_384
 
 
 class Loader:
-    """Batches of a dataset, endless unless `epochs` is given; iterating goes on where the last batch was.
+    """Batches of a dataset, endless unless `epochs` is given.
+
+    Iterating goes on behind the last batch that was handed over; after the last epoch it starts over.
 
     `batch_size` is rows per rank. With `document_mask`, targets do not cross documents. `layout` names the
     trainer whose batches these should be. `prefetch` fills so many chunks ahead in a thread, which
@@ -76,6 +78,7 @@ class Loader:
         self._num_rows = _num_rows(rows, epochs)
         self._pool = BufferPool(dtype)
         self._next_row = 0
+        self._has_ended = False
         self._generation = 0
 
     @property
@@ -113,10 +116,11 @@ class Loader:
     def seek(self, row: int) -> None:
         """Go on with a row number, counted over all epochs and ranks."""
         self._next_row = row
+        self._has_ended = False
         self._generation += 1
 
     def __iter__(self) -> Iterator[Any]:
-        if self._num_rows is not None and self._next_row >= self._num_rows:
+        if self._has_ended:
             self.seek(0)
         self._generation += 1
         return self._hand_over(self._generation)
@@ -133,6 +137,7 @@ class Loader:
                     return
                 self._next_row += size
                 yield batch
+        self._has_ended = True
 
     def _chunks(self, row: int) -> Iterator[list[Any]]:
         """Lists of batches from a row on; when the disk is slow, what comes next is read while this is used."""

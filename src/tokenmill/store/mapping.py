@@ -24,8 +24,8 @@ __all__ = ["MAX_MAPPINGS", "MappedFile", "everywhere", "will_need", "windows_eve
 
 MAX_MAPPINGS = 50_000
 """Linux allows 65,530 in a process; the rest is for the program and its libraries."""
-ADDRESS_BITS = 47
-"""What user space has on x86-64 and arm64."""
+ADDRESS_BITS = 48
+"""More than user space has on x86-64, and what it has on arm64."""
 _READ, _SHARED, _FAILED = 1, 1, ctypes.c_void_p(-1).value
 RANDOM, WILL_NEED = 1, 3
 
