@@ -3,7 +3,7 @@
 Documents are permuted, once for all epochs, and packed in windows of 65,536 by best-fit decreasing; a
 window is a function of the documents, the row length and the seed. So rows are random access:
 how many rows each window has is counted when the dataset is made, and a window is packed again when
-one of its rows is wanted. Up to ten million documents all windows are kept, two bytes a document.
+one of its rows is wanted. Up to ten million documents all windows are kept, four bytes a document.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ WINDOWS_PER_GROUP = 32
 class _Window(NamedTuple):
     """The rows of one window: first those that one part of a long document fills, then those of several documents.
 
-    Documents are numbered within the window. Row i of the second kind has those from `ends[i - 1]`
-    up to `ends[i]` of `documents`.
+    Row i of the second kind has the documents from `ends[i - 1]` up to `ends[i]` of `documents`.
     """
 
-    full_documents: npt.NDArray[np.uint16]
+    full_documents: npt.NDArray[np.unsignedinteger[Any]]
     full_parts: npt.NDArray[np.uint32]
-    documents: npt.NDArray[np.uint16]
+    documents: npt.NDArray[np.unsignedinteger[Any]]
     ends: npt.NDArray[np.uint32]
 
 
@@ -71,24 +70,25 @@ class BestFitRows(PackedRows):
         self.report.num_rows = self.num_rows
         self.report.num_padding_tokens = self.num_rows * seq_len - self.num_tokens
 
-    def _members(self, window: int, places: Integers | None = None) -> Integers:
-        """The documents at places of a window; all of them unless told."""
-        if places is None:
-            places = np.arange(min(WINDOW, self.documents.num_documents - window * WINDOW))
-        return permute(places + window * WINDOW, self.documents.num_documents, self._key)
+    def _members(self, window: int) -> Integers:
+        """The documents of a window."""
+        first = window * WINDOW
+        places = np.arange(first, min(first + WINDOW, self.documents.num_documents))
+        return permute(places, self.documents.num_documents, self._key)
 
     def _count_rows(self, window: int, known: Integers | None) -> int:
         """Pack or only count a window; `known` are the lengths of all documents, which saves looking them up."""
-        lengths = self._lengths(window) if known is None else known[self._members(window)]
+        members = self._members(window)
+        lengths = self._lengths(members) if known is None else known[members]
         self.report.count(lengths, self.seq_len, self._long_documents)
         if self._keeps_all:
-            packed = self._windows[window] = self._pack(lengths)
+            packed = self._windows[window] = self._pack(members, lengths)
             return len(packed.full_documents) + len(packed.ends)
         whole, rest = self._divide(lengths)
         return int(whole.sum()) + count_bins(rest[rest > 0], self.seq_len)
 
-    def _lengths(self, window: int) -> Integers:
-        starts, stops = self.documents.bounds(self._members(window))
+    def _lengths(self, documents: Integers) -> Integers:
+        starts, stops = self.documents.bounds(documents)
         return stops - starts
 
     def _divide(self, lengths: Integers) -> tuple[Integers, Integers]:
@@ -99,16 +99,17 @@ class BestFitRows(PackedRows):
             return np.zeros_like(lengths), np.minimum(lengths, self.seq_len)
         return np.zeros_like(lengths), np.where(lengths > self.seq_len, 0, lengths)
 
-    def _pack(self, lengths: Integers) -> _Window:
+    def _pack(self, members: Integers, lengths: Integers) -> _Window:
+        kind = np.uint32 if self.documents.num_documents < 1 << 32 else np.uint64
         whole, rest = self._divide(lengths)
         full = np.repeat(np.arange(len(lengths)), whole)
         parts = np.arange(len(full)) - np.repeat(np.cumsum(whole) - whole, whole)
         shared = np.flatnonzero(rest)
         fitted = fit(rest[shared], self.seq_len)
         return _Window(
-            full.astype(np.uint16),
+            members[full].astype(kind),
             parts.astype(np.uint32),
-            shared[fitted.order].astype(np.uint16),
+            members[shared[fitted.order]].astype(kind),
             fitted.ends.astype(np.uint32),
         )
 
@@ -116,7 +117,10 @@ class BestFitRows(PackedRows):
         if self._keeps_all:
             return self._windows[number]
         with self._lock:
-            window = self._windows.pop(number, None) or self._pack(self._lengths(number))
+            window = self._windows.pop(number, None)
+            if window is None:
+                members = self._members(number)
+                window = self._pack(members, self._lengths(members))
             self._windows[number] = window
             if len(self._windows) > NUM_KEPT_WINDOWS:
                 self._windows.popitem(last=False)
@@ -149,11 +153,11 @@ class BestFitRows(PackedRows):
     def rows_of(self, document: int) -> list[int]:
         """The rows of its window that hold a part of it."""
         place = int(unpermute(np.array([document]), self.documents.num_documents, self._key)[0])
-        number, member = divmod(place, WINDOW)
+        number = place // WINDOW
         window = self._window(number)
         first = int(self._row_ends[number - 1]) if number else 0
-        full = np.flatnonzero(window.full_documents == member)
-        shared = np.searchsorted(window.ends, np.flatnonzero(window.documents == member), "right")
+        full = np.flatnonzero(window.full_documents == document)
+        shared = np.searchsorted(window.ends, np.flatnonzero(window.documents == document), "right")
         return [first + row for row in [*full.tolist(), *(shared + len(window.full_documents)).tolist()]]
 
     def spans(self, index: Integers) -> Spans:
@@ -174,9 +178,9 @@ class BestFitRows(PackedRows):
         for window in np.flatnonzero(np.bincount(windows)).tolist():
             mine = np.flatnonzero(windows == window)
             first = int(self._row_ends[window - 1]) if window else 0
-            places, parts, sizes = _find_pieces(self._window(window), rows[mine] - first)
+            members, parts, sizes = _find_pieces(self._window(window), rows[mine] - first)
             counts[mine] = sizes
-            found.append((np.repeat(mine, sizes), self._members(window, places), parts))
+            found.append((np.repeat(mine, sizes), members, parts))
         row_of_piece, documents, parts = (np.concatenate(some) for some in zip(*found, strict=True))
         order = np.argsort(row_of_piece, kind="stable")
         return self._measure(np.cumsum(counts), documents[order], parts[order])
@@ -243,7 +247,7 @@ class _GroupedOrder:
 
 
 def _find_pieces(window: _Window, rows: Integers) -> tuple[Integers, Integers, Integers]:
-    """For rows of a window: the places of their documents, which parts of them, and how many each row has."""
+    """For rows of a window: their documents, which parts of them (-1: what is left), and how many each row has."""
     num_full = len(window.full_documents)
     is_full = rows < num_full
     shared = np.where(is_full, 0, rows - num_full)
@@ -252,10 +256,10 @@ def _find_pieces(window: _Window, rows: Integers) -> tuple[Integers, Integers, I
     sizes = np.where(is_full, 1, stops - starts)
     firsts = np.cumsum(sizes) - sizes
     inner = np.arange(int(sizes.sum())) - np.repeat(firsts - starts, sizes)
-    places = np.empty(len(inner), np.int64)
+    documents = np.empty(len(inner), np.int64)
     parts = np.full(len(inner), -1, np.int64)
     alone = np.repeat(is_full, sizes)
-    places[~alone] = window.documents[inner[~alone]]
-    places[alone] = window.full_documents[rows[is_full]]
+    documents[~alone] = window.documents[inner[~alone]]
+    documents[alone] = window.full_documents[rows[is_full]]
     parts[alone] = window.full_parts[rows[is_full]]
-    return places, parts, sizes
+    return documents, parts, sizes
