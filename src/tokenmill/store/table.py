@@ -99,6 +99,18 @@ class ShardTable:
             raise self.damage(int(shards[np.argmax((positions < 0) | (positions > self.num_tokens[shards]))]))
         return positions
 
+    def document_bounds(self, shards: Integers, documents: Integers) -> tuple[Integers, Integers]:
+        """The positions in its shard of a document's first token and of the one past its last."""
+        bases, sizes = self._index_addresses(shards), self.num_tokens[shards]
+        last = self.num_documents[shards] - 1
+        starts = self._pointers(shards, bases, documents) // self.dtype.itemsize
+        stops = self._pointers(shards, bases, np.minimum(documents + 1, last)) // self.dtype.itemsize
+        stops = np.where(documents == last, sizes, stops)
+        wrong = (starts < 0) | (stops < starts) | (stops > sizes)
+        if wrong.any():
+            raise self.damage(int(shards[np.argmax(wrong)]))
+        return starts, stops
+
     def all_starts(self, shard: int, first: int, count: int) -> Integers:
         """The positions of documents that follow each other, and of the one behind the last; for many at once."""
         end = first + count
