@@ -163,8 +163,14 @@ def test_keys_are_those_of_the_trainers(store: Any) -> None:
         },
     }
     for layout, expected in keys.items():
-        (batch,) = collect(tm.load(store.path, seq_len=SEQ_LEN, batch_size=2, layout=layout), 1)
+        settings: dict[str, Any] = {"seq_len": SEQ_LEN, "batch_size": 2, "layout": layout}
+        (batch,) = collect(tm.load(store.path, document_mask=True, **settings), 1)
         assert set(batch) == expected
+        (whole,) = collect(tm.load(store.path, **settings), 1)
+        assert set(whole) == {name for name in expected if not name.startswith(("cu_seq", "max_length"))}
+        for name in ("position_ids", "inputs_position"):
+            assert name not in whole or (whole[name] == np.arange(SEQ_LEN)).all()
+        assert "inputs_segmentation" not in whole or (whole["inputs_segmentation"] == 1).all()
     ((inputs, labels),) = collect(tm.load(store.path, seq_len=SEQ_LEN, batch_size=2, layout="torchtitan"), 1)
     assert set(inputs) == {"input", "positions"}
     assert labels.shape == (2, SEQ_LEN)

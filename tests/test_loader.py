@@ -219,15 +219,71 @@ def test_epochs_end_with_a_padded_batch(stores: list[Any]) -> None:
     assert len(list(loaders[0])) == len(batches[0]), "a loader that has ended starts over"
 
 
-def test_a_state_of_the_end_has_nothing_left(stores: list[Any]) -> None:
+def test_after_the_last_batch_a_loader_starts_over_and_so_does_its_state(stores: list[Any]) -> None:
     rows = DATASETS["small-shuffled"](stores)
     loader = tm.Loader(rows, batch_size=7, epochs=1)
-    batches = list(loader)
-    resumed = tm.Loader(rows, batch_size=3, world_size=2, epochs=1)
-    resumed.load_state_dict(loader.state_dict())
-    assert list(resumed) == []
-    assert len(list(resumed)) == len(resumed), "then it starts over"
-    assert len(list(loader)) == len(batches)
+    batches = fingerprint_of(list(loader))
+    assert loader.state_dict()["next_row"] == len(rows)
+    for batch_size in (7, 3):
+        resumed = tm.Loader(rows, batch_size=batch_size, epochs=1)
+        resumed.load_state_dict(loader.state_dict())
+        assert len(list(resumed)) == len(resumed)
+    assert [sum(1 for _ in zip(range(len(loader)), loader, strict=False)) for _ in range(3)] == [len(batches)] * 3
+    longer = tm.Loader(rows, batch_size=1, epochs=2)
+    longer.load_state_dict(loader.state_dict())
+    assert next(iter(longer)).inputs[0].tolist() == rows[len(rows)].tolist(), "more epochs go on with the next one"
+
+
+def test_ranks_that_have_only_blank_rows_left_go_along(stores: list[Any]) -> None:
+    rows = tm.take(DATASETS["small-shuffled"](stores), 99)
+    for layout in ("xy", "hf", "olmo", "maxtext"):
+        for rank in range(4):
+            loader = tm.Loader(rows, batch_size=8, rank=rank, world_size=4, epochs=1, layout=layout, document_mask=True)
+            loader.seek(96)
+            (batch,) = list(loader)
+            if layout == "xy":
+                assert (batch.segment_ids == 0).all() == (rank > 0)
+                assert (batch.targets == -100).all() == (rank > 0)
+
+
+def test_an_iterator_that_was_replaced_says_so(stores: list[Any]) -> None:
+    loader = tm.Loader(DATASETS["concat"](stores), batch_size=2)
+    first = iter(loader)
+    next(first)
+    next(iter(loader))
+    with pytest.raises(UsageError, match="iterated anew"):
+        next(first)
+
+
+def test_numpy_integers_are_integers_and_other_things_are_refused(stores: list[Any]) -> None:
+    rows = tm.shuffle(tm.pack(stores[0], seq_len=np.int64(16)), seed=np.int32(3))
+    loader = tm.Loader(tm.take(rows, np.int64(50)), batch_size=np.int64(4))
+    loader.seek(np.int64(8))
+    again = tm.Loader(tm.take(rows, 50), batch_size=4)
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert again.step == 2
+    assert len(list(rows)) == len(rows)
+    for wrong, message in (
+        (lambda: loader.seek(-5), "row -5 must be a whole number, at least 0"),
+        (lambda: tm.Loader(rows, batch_size="4"), "batch_size '4' must be a whole number"),
+        (lambda: tm.Loader(rows, batch_size=4, prefetch="2"), "prefetch '2' must be a whole number"),
+        (lambda: tm.Loader(rows, batch_size=4, epochs="1"), "epochs '1' must be a number above 0"),
+        (lambda: tm.Loader(rows, batch_size=4, world_size=8), "world_size 8 needs a rank"),
+        (lambda: tm.shuffle(rows, seed="a"), "seed 'a' must be a whole number"),
+        (lambda: tm.take(rows, 3.5), "stop 3.5 must be a whole number"),
+        (lambda: tm.load(rows, batch_size=4, packing="pad"), "are made already"),
+        (lambda: tm.load(stores[0], seq_len=8, batch_size=4, vocab_size=10), "vocabulary of 65536"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            wrong()
+
+
+def test_the_program_may_change_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_store(tmp_path / "here", make_documents(90))
+    monkeypatch.chdir(tmp_path)
+    rows = tm.pack(tm.open("here"), seq_len=8)
+    monkeypatch.chdir("/")
+    assert len(rows[0]) == 8
 
 
 def test_a_kept_batch_is_never_overwritten(stores: list[Any]) -> None:
@@ -333,11 +389,11 @@ def test_a_stage_may_be_added_ahead_but_not_behind(stores: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 0}, "batch_size 0 must be"),
+        ({"batch_size": 0}, "batch_size 0 must be a whole number, at least 1"),
         ({"batch_size": 2, "layout": "mine"}, "layout 'mine' is unknown; expected xy, hf"),
         ({"batch_size": 2, "dtype": "uint16"}, "dtype uint16 cannot hold"),
         ({"batch_size": 2, "rank": 2, "world_size": 2}, "rank 2 of world_size 2 is impossible"),
-        ({"batch_size": 2, "epochs": 0}, "epochs 0 must be above 0"),
+        ({"batch_size": 2, "epochs": 0}, "epochs 0 must be a number above 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(stores: list[Any], settings: dict[str, Any], message: str) -> None:

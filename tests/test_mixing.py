@@ -166,6 +166,8 @@ def test_the_seed_changes_the_pattern_and_the_fingerprint() -> None:
         ([(Counted(3), 1.0)], {"stages": {5: [1, 2]}}, "the stage at row 5 has 2 weights for 1 sources"),
         ([(Counted(3), 1.0)], {"stages": {-5: [1]}}, "the stage at row -5"),
         ([(Counted(3), 1.0)], {"on_exhausted": "cry"}, "on_exhausted 'cry' is unknown"),
+        ([(Counted(3), 1.0)], {"max_epochs": 0, "on_exhausted": "stop"}, "max_epochs 0 must be above 0"),
+        ([(Counted(3), 1.0)], {"stages": {1.5: [1]}}, "the row of a stage 1.5 must be a whole number"),
         ([(Counted(3), 1.0)], {"max_epochs": [1, 2]}, "max_epochs has 2 numbers for 1 sources"),
     ],
 )

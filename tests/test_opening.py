@@ -53,6 +53,13 @@ def test_a_nanogpt_file_is_one_document(tmp_path: Path) -> None:
     assert tm.open(tmp_path / "wide.bin", dtype="uint32").read(98, 100).tolist() == [98, 99]
     ours = collect(tm.load(tmp_path / "train.bin", seq_len=10, batch_size=2), 3)
     assert all((y == x + 1).all() for x, y in ours)
+    for name, kind in (("train.bin", "uint16"), ("wide.bin", "uint32")):
+        for packing in ("best-fit", "pad"):
+            opened = tm.open(tmp_path / name, dtype=kind)
+            batches = list(tm.load(opened, seq_len=30, batch_size=2, packing=packing, epochs=1))
+            assert sorted(t for x, _ in batches for t in x.reshape(-1).tolist() if t) == list(range(1, 100))
+    with pytest.raises(UsageError, match="dtype 'float32' is not one of ids"):
+        tm.open(tmp_path / "train.bin", dtype="float32")
 
 
 @pytest.mark.parametrize(

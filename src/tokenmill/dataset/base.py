@@ -7,6 +7,7 @@ tree of any depth costs its index arithmetic, done for thousands of rows at once
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
@@ -22,7 +23,7 @@ from tokenmill.dataset.segments import Segments
 from tokenmill.errors import UsageError
 from tokenmill.store.documents import Documents
 
-__all__ = ["Choice", "Integers", "PackedRows", "Rows", "Segments", "Spans"]
+__all__ = ["Choice", "Integers", "PackedRows", "Rows", "Segments", "Spans", "whole_number"]
 
 
 class Spans(NamedTuple):
@@ -108,6 +109,10 @@ class Rows(ABC):
         ]
         return np.concatenate(pieces)[: self.seq_len].astype(np.int64)
 
+    def __iter__(self) -> Iterator[npt.NDArray[np.int64]]:
+        """The rows of one epoch."""
+        return (self[index] for index in range(self.num_rows))
+
     def __repr__(self) -> str:
         return "\n".join(self._tree("", ""))
 
@@ -166,7 +171,13 @@ class PackedRows(Rows):
         yield f"{indent}  {self.documents!r}  [{self.documents.fingerprint[:8]}]"
 
 
-def check_seq_len(seq_len: int) -> None:
-    """Refuse what cannot be a row."""
-    if not isinstance(seq_len, int) or isinstance(seq_len, bool) or seq_len < 1:
-        raise UsageError(f"seq_len {seq_len!r} must be a whole number of tokens, at least 1")
+def whole_number(value: Any, name: str, least: int | None = None) -> int:
+    """A setting as a plain integer, numpy's included; anything else is refused by name."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or (least is not None and number < least):
+        bound = "" if least is None else f", at least {least}"
+        raise UsageError(f"{name} {value!r} must be a whole number{bound}")
+    return number

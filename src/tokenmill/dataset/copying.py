@@ -45,7 +45,7 @@ class RowBlock:
     def __init__(self, rows: Rows, index: Integers, *, document_mask: bool, limit: int | None = None) -> None:
         self.seq_len = rows.seq_len
         self.num_rows = len(index)
-        self._document_mask = document_mask
+        self.document_mask = document_mask
         self._blank = np.flatnonzero(index >= limit) if limit is not None else np.zeros(0, np.int64)
         filled = np.delete(np.arange(len(index)), self._blank) if len(self._blank) else None
         self._choices = _choose(rows, index, filled)
@@ -57,7 +57,7 @@ class RowBlock:
         """Fill arrays of shape (stop - start, seq_len) with the rows from `start` up to `stop`."""
         for part in self._parts:
             part.copy(start, stop, inputs, targets)
-        if self._document_mask:
+        if self.document_mask:
             first, last = np.searchsorted(self._document_ends, (start * self.seq_len, stop * self.seq_len)).tolist()
             targets.reshape(-1)[self._document_ends[first:last] - start * self.seq_len] = IGNORED
         if len(self._blank):

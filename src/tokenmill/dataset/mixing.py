@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows
+from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows, whole_number
 from tokenmill.dataset.permutation import distinct, make_key
 from tokenmill.errors import UsageError
 
@@ -57,10 +57,12 @@ class MixedRows(Rows):
         stages: Mapping[int, Sequence[float]],
     ) -> None:
         self._sources = [rows for rows, _ in sources]
-        self._seed = seed
+        self._seed = whole_number(seed, "seed")
         self._on_exhausted = on_exhausted
         self._weights = {0: [float(weight) for _, weight in sources]}
-        self._weights |= {int(row): [float(weight) for weight in stages[row]] for row in sorted(stages)}
+        self._weights |= {
+            whole_number(row, "the row of a stage"): [float(weight) for weight in stages[row]] for row in sorted(stages)
+        }
         self._max_epochs = _spread(max_epochs, len(self._sources))
         self._check()
         self.has_stages = len(stages) > 0
@@ -85,6 +87,9 @@ class MixedRows(Rows):
             raise UsageError(f"the sources of a mixture have rows of {lengths} tokens; pack them with one seq_len")
         if self._on_exhausted not in ("repeat", "stop", "renormalize"):
             raise UsageError(f"on_exhausted {self._on_exhausted!r} is unknown; expected repeat, stop or renormalize")
+        for epochs in self._max_epochs:
+            if epochs is not None and not 0 < epochs < float("inf"):
+                raise UsageError(f"max_epochs {epochs!r} must be above 0, or None for no bound")
         for row, weights in self._weights.items():
             if row < 0 or len(weights) != len(self._sources):
                 raise UsageError(f"the stage at row {row} has {len(weights)} weights for {len(self._sources)} sources")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tokenmill.dataset.base import Integers, PackedRows, Spans, check_seq_len
+from tokenmill.dataset.base import Integers, PackedRows, Spans, whole_number
 from tokenmill.dataset.bestfit import BestFitRows
 from tokenmill.dataset.report import LongDocuments, PackingReport
 from tokenmill.dataset.segments import Segments
@@ -37,7 +37,7 @@ def pack(
     `long_documents` says what becomes of documents that are longer than a row, in `best-fit` and
     `pad`; `seed` is the order in which `best-fit` meets documents.
     """
-    check_seq_len(seq_len)
+    seq_len, seed = whole_number(seq_len, "seq_len", 1), whole_number(seed, "seed")
     documents = source.split() if isinstance(source, TokenSource) else source
     if long_documents not in ("split", "truncate", "drop"):
         raise UsageError(f"long_documents {long_documents!r} is unknown; expected split, truncate or drop")

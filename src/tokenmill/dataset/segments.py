@@ -34,6 +34,9 @@ def join_segments(parts: list[tuple[Integers, Segments]], num_rows: int) -> Segm
     """The segments of several packings by row, each with the places of its rows; rows of no part have none."""
     if len(parts) == 1 and len(parts[0][0]) == num_rows:
         return parts[0][1]
+    if not parts:
+        none = np.zeros(0, np.int64)
+        return Segments(np.zeros(num_rows, np.int64), none, none, none, np.zeros(0, bool))
     counts = np.zeros(num_rows, np.int64)
     for places, segments in parts:
         counts[places] = np.diff(segments.ends, prepend=0)
@@ -53,7 +56,7 @@ class Cover:
         counts = np.diff(segments.ends, prepend=0)
         rows = np.repeat(np.arange(num_rows), counts)
         ids = np.arange(1, len(rows) + 1) - np.repeat(segments.ends - counts, counts)
-        used = np.bincount(rows, segments.lengths, num_rows).astype(np.int64)
+        used = np.bincount(rows, segments.lengths.astype(np.float64), num_rows).astype(np.int64)
         short = np.flatnonzero(used < seq_len)
         if len(short):
             segments, rows, ids = _pad(segments, rows, ids, short, used, seq_len)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows
+from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows, whole_number
 from tokenmill.errors import UsageError
 from tokenmill.store.documents import Documents
 from tokenmill.store.store import TokenSource
@@ -17,6 +17,7 @@ Whole = TypeVar("Whole", Rows, Documents)
 
 def slice_(whole: Rows | Documents | TokenSource, start: int, stop: int) -> Any:
     """Rows or documents from `start` up to `stop`; of a store, those of its first split."""
+    start, stop = whole_number(start, "start"), whole_number(stop, "stop")
     if isinstance(whole, TokenSource):
         whole = whole.split()
     return whole.slice(start, stop) if isinstance(whole, Documents) else SlicedRows(whole, start, stop)

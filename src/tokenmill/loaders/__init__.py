@@ -13,7 +13,7 @@ from tokenmill.dataset.shuffling import shuffle as shuffle_rows
 from tokenmill.errors import UsageError
 from tokenmill.loaders.base import Loader
 from tokenmill.store.documents import Documents
-from tokenmill.store.opening import open_tokens
+from tokenmill.store.opening import check_vocabulary, open_tokens
 from tokenmill.store.store import TokenSource
 
 __all__ = ["FRAMEWORKS", "Loader", "load", "make_loader", "make_rows"]
@@ -50,13 +50,16 @@ def load(
     if isinstance(source, Rows):
         if seq_len not in (None, source.seq_len):
             raise UsageError(f"seq_len {seq_len} is not that of the rows, {source.seq_len}; leave it out")
+        if (packing, split, long_documents) != ("concat", None, "split"):
+            raise UsageError("the rows are made already; packing, split and long_documents are for stores")
         return make_loader(source, framework=framework, batch_size=batch_size, **settings)
     if seq_len is None:
         raise UsageError("load needs a seq_len, the number of tokens in a row")
     if isinstance(source, Documents):
         documents = source
     else:
-        opened = source if isinstance(source, TokenSource) else open_tokens(source, vocab_size=vocab_size)
+        opened = source if isinstance(source, TokenSource) else open_tokens(source)
+        check_vocabulary(opened, vocab_size)
         documents = opened.split(split)
     rows = make_rows(
         documents, seq_len=seq_len, packing=packing, long_documents=long_documents, shuffle=shuffle, seed=seed

@@ -11,12 +11,13 @@ import itertools
 import resource
 from collections import deque
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.base import Rows
+from tokenmill.dataset.base import Rows, whole_number
 from tokenmill.dataset.copying import RowBlock
 from tokenmill.errors import UsageError
 from tokenmill.loaders.batches import Batch, Chunk
@@ -43,7 +44,8 @@ SLOW_ROWS = 16_384
 class Loader:
     """Batches of a dataset, endless unless `epochs` is given.
 
-    Iterating goes on behind the last batch that was handed over; after the last epoch it starts over.
+    Iterating goes on behind the last batch that was handed over; after the last epoch it starts over, also from a
+    state that was taken there.
 
     `batch_size` is rows per rank. With `document_mask`, targets do not cross documents. `layout` names the
     trainer whose batches these should be. `prefetch` fills so many chunks ahead in a thread, which
@@ -64,8 +66,7 @@ class Loader:
         dtype: npt.DTypeLike = np.int64,
         prefetch: int = 0,
     ) -> None:
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise UsageError(f"batch_size {batch_size!r} must be a whole number of rows, at least 1")
+        batch_size = whole_number(batch_size, "batch_size", 1)
         if layout not in LAYOUTS:
             raise UsageError(f"layout {layout!r} is unknown; expected {', '.join(LAYOUTS)}")
         if np.dtype(dtype) not in (np.dtype(np.int64), np.dtype(np.int32)):
@@ -76,7 +77,7 @@ class Loader:
         self._layout = LAYOUTS[layout]
         self._is_plain = layout == "xy"
         self._document_mask = document_mask
-        self._prefetch = prefetch
+        self._prefetch = whole_number(prefetch, "prefetch", 0)
         self._num_rows = _num_rows(rows, epochs)
         self._pool = BufferPool(dtype)
         self._next_row = 0
@@ -91,7 +92,7 @@ class Loader:
     @property
     def step(self) -> int:
         """How many global batches have been handed over, at this batch size."""
-        return self._next_row // self.global_batch_size
+        return -(-self._next_row // self.global_batch_size)
 
     def __len__(self) -> int:
         """Steps in all epochs."""
@@ -117,8 +118,8 @@ class Loader:
 
     def seek(self, row: int) -> None:
         """Go on with a row number, counted over all epochs and ranks."""
-        self._next_row = row
-        self._has_ended = False
+        self._next_row = whole_number(row, "row", 0)
+        self._has_ended = self._num_rows is not None and self._next_row >= self._num_rows
         self._generation += 1
 
     def __iter__(self) -> Iterator[Any]:
@@ -136,8 +137,12 @@ class Loader:
         for batches in chunks:
             for batch in batches:
                 if self._generation != generation:
-                    return
+                    raise UsageError(
+                        "the loader was moved, or iterated anew, since this iterator began; use the new one"
+                    )
                 self._next_row += size
+                if self._num_rows is not None and self._next_row >= self._num_rows:
+                    self._next_row, self._has_ended = self._num_rows, True
                 yield batch
         self._has_ended = True
 
@@ -205,9 +210,9 @@ def _num_rows(rows: Rows, epochs: float | None) -> int | None:
     """How many rows there are to give; None: no end."""
     if epochs is None:
         return rows.limit
-    if not epochs > 0:
-        raise UsageError(f"epochs {epochs!r} must be above 0")
-    asked = int(epochs * rows.num_rows)
+    if isinstance(epochs, (str, bool)) or not 0 < epochs < float("inf"):
+        raise UsageError(f"epochs {epochs!r} must be a number above 0")
+    asked = max(1, int(Fraction(str(epochs)) * rows.num_rows))
     return asked if rows.limit is None else min(asked, rows.limit)
 
 

@@ -35,6 +35,7 @@ class Chunk:
         self.both = both
         self.inputs, self.targets = both
         _, self.num_batches, self.batch_size, self.seq_len = both.shape
+        self.is_masked = block.document_mask
         self._block = block
         self._start = start
         self._stop = start + self.num_batches * self.batch_size
@@ -104,6 +105,11 @@ class Batch:
 
     def __len__(self) -> int:
         return 2
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether documents of a row are kept apart."""
+        return self._chunk.is_masked
 
     @property
     def loss_mask(self) -> Any:

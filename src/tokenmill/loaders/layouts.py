@@ -1,7 +1,7 @@
 """What trainers call the parts of a batch. All of it follows from inputs, targets and document starts.
 
 Names and conventions as the trainers' own code has them: shifted or unshifted labels, what marks padding,
-what a label without loss looks like.
+what a label without loss looks like. Without a document mask, a row is one document to all of them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,15 @@ def hf(batch: Batch) -> dict[str, Any]:
     """Transformers and TRL: labels are not shifted; the model does that."""
     labels = np.full_like(batch.targets, IGNORED)
     labels[:, 1:] = batch.targets[:, :-1]
-    return {
+    plain = {
         "input_ids": batch.inputs,
         "labels": labels,
-        "position_ids": batch.positions.astype(np.int64),
+        "position_ids": _positions(batch).astype(np.int64),
         "attention_mask": (batch.segment_ids > 0).astype(np.int64),
+    }
+    if not batch.is_masked:
+        return plain
+    return plain | {
         "cu_seq_lens_q": batch.cu_seqlens,
         "cu_seq_lens_k": batch.cu_seqlens,
         "max_length_q": batch.max_seqlen,
@@ -48,13 +52,13 @@ def megatron(batch: Batch) -> dict[str, Any]:
         "tokens": batch.inputs,
         "labels": _ids_only(batch.targets),
         "loss_mask": batch.loss_mask,
-        "position_ids": batch.positions.astype(np.int64),
+        "position_ids": _positions(batch).astype(np.int64),
     }
 
 
 def torchtitan(batch: Batch) -> tuple[dict[str, Any], Any]:
     """torchtitan: inputs with positions, and shifted labels."""
-    return {"input": batch.inputs, "positions": batch.positions.astype(np.int64)}, batch.targets
+    return {"input": batch.inputs, "positions": _positions(batch).astype(np.int64)}, batch.targets
 
 
 def olmo(batch: Batch) -> dict[str, Any]:
@@ -62,6 +66,8 @@ def olmo(batch: Batch) -> dict[str, Any]:
     label_mask = np.zeros(batch.targets.shape, np.bool_)
     label_mask[:, 1:] = batch.targets[:, :-1] != IGNORED
     lengths = [[length for _, _, length in row] for row in batch.documents]
+    if not batch.is_masked:
+        lengths = [[sum(some)] for some in lengths]
     doc_lens = np.zeros((len(lengths), max(map(len, lengths))), np.int32)
     for row, some in enumerate(lengths):
         doc_lens[row, : len(some)] = some
@@ -75,14 +81,23 @@ def olmo(batch: Batch) -> dict[str, Any]:
 
 def maxtext(batch: Batch) -> dict[str, Any]:
     """MaxText: segments 1..n with 0 for padding; a target without loss has segment 0."""
+    segments = batch.segment_ids if batch.is_masked else np.minimum(batch.segment_ids, 1)
     return {
         "inputs": batch.inputs,
         "targets": _ids_only(batch.targets),
-        "inputs_segmentation": batch.segment_ids,
-        "inputs_position": batch.positions,
-        "targets_segmentation": np.where(batch.targets == IGNORED, np.int32(0), batch.segment_ids),
-        "targets_position": batch.positions,
+        "inputs_segmentation": segments,
+        "inputs_position": _positions(batch),
+        "targets_segmentation": np.where(batch.targets == IGNORED, np.int32(0), segments),
+        "targets_position": _positions(batch),
     }
+
+
+def _positions(batch: Batch) -> npt.NDArray[Any]:
+    """Counted in each document where documents are kept apart, else through the row."""
+    if batch.is_masked:
+        restarting: npt.NDArray[Any] = batch.positions
+        return restarting
+    return np.broadcast_to(np.arange(batch.inputs.shape[1], dtype=np.int32), batch.inputs.shape).copy()
 
 
 def _ids_only(targets: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -27,6 +27,8 @@ def find_rank(rank: int | str | None, world_size: int | None, group: Any = None)
         found = _from_group(group)
     elif rank == "auto":
         found = _from_surroundings()
+    elif rank is None and world_size not in (None, 1):
+        raise UsageError(f"world_size {world_size} needs a rank; pass one, or rank='auto'")
     else:
         found = (0 if rank is None else rank, 1 if world_size is None else world_size)  # type: ignore[assignment]
     number, size = found

@@ -9,15 +9,16 @@ the default is none.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.base import Rows
+from tokenmill.dataset.base import Rows, whole_number
 from tokenmill.dataset.copying import RowBlock
-from tokenmill.errors import MissingDependencyError
+from tokenmill.errors import MissingDependencyError, UsageError
 from tokenmill.loaders.base import Loader
 from tokenmill.loaders.batches import Batch, Chunk
 from tokenmill.loaders.buffers import BufferPool
@@ -48,8 +49,8 @@ class TorchLoader(Loader):
     ) -> None:
         super().__init__(rows, **settings)
         self._settings = settings
-        self._device = torch.device(device) if device is not None else None
-        self._num_workers = num_workers
+        self._device = _find_device(device)
+        self._num_workers = whole_number(num_workers, "num_workers", 0)
         self._persistent = persistent_workers
         self._workers: Any = None
         if self._device is not None and self._device.type == "cuda":
@@ -66,8 +67,10 @@ class TorchLoader(Loader):
         tensor = torch.from_numpy(array)
         if self._device is None or self._device.type == "cpu":
             return tensor
-        moved = tensor.to(self._device, non_blocking=True)
-        if isinstance(self._pool, _PinnedPool):
+        if not isinstance(self._pool, _PinnedPool):
+            return tensor.to(self._device)
+        with torch.cuda.device(self._device):
+            moved = tensor.to(self._device, non_blocking=True)
             self._pool.hold(array)
         return moved
 
@@ -112,6 +115,21 @@ class _WorkerBatches(IterableDataset[Any]):
             yield (batch.inputs, batch.targets) if isinstance(batch, Batch) else batch
 
 
+def _find_device(device: Any) -> Any:
+    """The device by name and number: what is current may be another one in a thread."""
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"device {device!r} is unknown to torch: {str(error).splitlines()[0]}") from None
+    if found.type != "cuda":
+        return found
+    if not torch.cuda.is_available():
+        raise UsageError(f"device {device!r} is not here: this torch sees no CUDA device")
+    return torch.device("cuda", torch.cuda.current_device()) if found.index is None else found
+
+
 def _map(wrap: Any, part: Any) -> Any:
     """Wrap every array of a batch in some layout."""
     if isinstance(part, dict):
@@ -127,10 +145,12 @@ class _PinnedPool(BufferPool):
     def __init__(self, dtype: npt.DTypeLike) -> None:
         super().__init__(dtype)
         self._busy: list[tuple[Any, npt.NDArray[Any]]] = []
+        self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """An array of pinned memory."""
-        self._busy = [(event, array) for event, array in self._busy if not event.query()]
+        with self._lock:
+            self._busy = [(event, array) for event, array in self._busy if not event.query()]
         return super().take(shape)
 
     def _allocate(self, size: int) -> npt.NDArray[Any]:
@@ -142,7 +162,8 @@ class _PinnedPool(BufferPool):
         """Keep an array until the copies that were started before now are done."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        self._busy.append((event, array))
+        with self._lock:
+            self._busy.append((event, array))
 
 
 class TorchRows(Dataset[Any]):
@@ -166,6 +187,8 @@ class TorchRows(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> tuple[Any, Any]:
         """Inputs and targets of several rows, filled together."""
         index = np.asarray(indices, np.int64)
+        if len(index) and not 0 <= index.min() <= index.max() < len(self.rows):
+            raise IndexError(f"rows {index.min()} to {index.max()} are not all among {len(self.rows)} rows")
         inputs = np.empty((len(index), self.rows.seq_len), np.int64)
         targets = np.empty_like(inputs)
         RowBlock(self.rows, index, document_mask=self._document_mask).copy(0, len(index), inputs, targets)

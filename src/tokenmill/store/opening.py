@@ -16,9 +16,10 @@ from tokenmill.store.shard import HEADER, INDEX_HEADER_BYTES, MAGIC
 from tokenmill.store.store import TokenSource, TokenStore
 from tokenmill.store.table import ShardTable
 
-__all__ = ["open_tokens"]
+__all__ = ["check_vocabulary", "open_tokens"]
 
 MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+PLAIN_TYPES = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "int16": "<i2", "int32": "<i4", "int64": "<i8"}
 SAMPLE_BYTES = 1 << 16
 
 
@@ -33,17 +34,22 @@ def open_tokens(
     """
     if not isinstance(path, (str, Path)):
         return _Joined([open_tokens(one, vocab_size=vocab_size, dtype=dtype) for one in path])
-    path = Path(path)
+    path = Path(path).absolute()
     if not path.is_dir() and path.suffix in {".bin", ".idx"} and path.with_suffix(".bin").is_file():
         opened: TokenSource = _open_foreign(path.with_suffix(".bin"), dtype)
     else:
         opened = TokenStore(path)
-    if vocab_size is not None and opened.vocab_size is not None and opened.vocab_size > vocab_size:
+    check_vocabulary(opened, vocab_size)
+    return opened
+
+
+def check_vocabulary(source: TokenSource, vocab_size: int | None) -> None:
+    """Refuse ids that a model has no row for, as far as the source knows its vocabulary."""
+    if vocab_size is not None and source.vocab_size is not None and source.vocab_size > vocab_size:
         raise UsageError(
-            f"{path} has a vocabulary of {opened.vocab_size} tokens and the model has room for {vocab_size}; "
+            f"{source.path} has a vocabulary of {source.vocab_size} tokens and the model has room for {vocab_size}; "
             "make the model's embedding larger, or use the tokenizer it was made for"
         )
-    return opened
 
 
 class _Foreign(TokenSource):
@@ -104,7 +110,9 @@ def _open_foreign(path: Path, dtype: str) -> _Foreign:
     if index.exists():
         kind, starts = _read_index(index, size)
     else:
-        kind, starts = np.dtype(dtype).newbyteorder("<"), np.zeros(1, np.int64)
+        if str(dtype) not in PLAIN_TYPES:
+            raise UsageError(f"dtype {dtype!r} is not one of ids; expected {', '.join(PLAIN_TYPES)}")
+        kind, starts = np.dtype(PLAIN_TYPES[str(dtype)]), np.zeros(1, np.int64)
     if size % kind.itemsize:
         raise StoreError(f"{path} has {size} bytes, which is no whole number of {kind} ids")
     table = ShardTable([str(path.with_suffix(""))], [len(starts)], [size // kind.itemsize], kind, {0: starts})
