@@ -57,9 +57,11 @@ def make_stores(folder: Path) -> list[tuple[str, list[list[int]]]]:
     shards = []
     for name, tokenizer in (("narrow", "bytes"), ("wide", str(wide))):
         store = tokenmill.tokenize(str(source), folder / f"store-{name}", tokenizer=tokenizer, task_bytes=100_000)
-        for shard in store.splits["train"].shards:
-            ids = [shard.document(number).tolist() for number in range(shard.info.num_documents)]
-            shards.append((str(store.path / shard.info.name), ids))
+        first = 0
+        for shard in store.manifest.splits["train"].shards:
+            numbers = range(first, first + shard.num_documents)
+            shards.append((str(store.path / shard.name), [store.document(number).tolist() for number in numbers]))
+            first += shard.num_documents
     return shards
 
 
