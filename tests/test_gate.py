@@ -16,7 +16,7 @@ from tokenmill.errors import TokenmillError
 from tokenmill.executors.base import Event, Message
 from tokenmill.executors.local import LocalExecutor, start_executor
 from tokenmill.pipeline.gate import mismatches
-from tokenmill.pipeline.messages import AskToPublish, GateResult, decode_from_worker, encode
+from tokenmill.pipeline.messages import GateResult, Held, decode_from_worker, encode
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import run
 from tokenmill.store.store import TokenStore
@@ -62,13 +62,14 @@ class Listening(LocalExecutor):
         super().__init__()
         self.warm("tokenmill.pipeline.worker:preload", b"")
         self.delayed: list[Event] = []
-        self.num_asking = 0
+        self.num_held = 0
+        self.kill_at: int | None = None
         self.heard: list[type] = []
         self.published_too_early = False
         self.store: Path | None = None
 
     def wait(self, timeout: float) -> list[Event]:
-        """Holds the gate's result back until two workers have asked to publish."""
+        """Holds the gate's result back until four tasks wait for it."""
         events = []
         for event in super().wait(timeout):
             message = decode_from_worker(event.data) if isinstance(event, Message) else None
@@ -76,9 +77,12 @@ class Listening(LocalExecutor):
             if isinstance(message, GateResult):
                 self.delayed.append(event)
                 continue
-            self.num_asking += isinstance(message, AskToPublish)
+            if isinstance(message, Held):
+                self.num_held += 1
+                if self.num_held == self.kill_at:
+                    event.worker.kill()
             events.append(event)
-        if self.delayed and self.num_asking >= 2:
+        if self.delayed and self.num_held >= 4:
             assert self.store is not None
             self.published_too_early |= any(self.store.glob("train/*.bin"))
             events += self.delayed
@@ -114,15 +118,25 @@ def test_workers_begin_beside_the_gate_and_publish_nothing_before_it(tmp_path: P
     executor = Listening()
     executor.store = tmp_path / "store"
     outcome = run(request_for(tmp_path, tiny_tokenizer), Heard(), executor)
-    assert executor.num_asking == 2
+    assert executor.num_held >= 4
     assert not executor.published_too_early
     assert outcome.manifest.num_documents == 600
+
+
+def test_a_worker_that_dies_with_tasks_held_back_loses_nothing(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    executor, display = Listening(), Heard()
+    executor.store = tmp_path / "store"
+    executor.kill_at = 3
+    outcome = run(request_for(tmp_path, tiny_tokenizer), display, executor)
+    assert any("doing again what it held back" in line for line in display.lines)
+    assert outcome.manifest.num_documents == 600
+    assert not list((tmp_path / "store").rglob("*.tmp"))
 
 
 def test_with_little_memory_the_gate_comes_first(tmp_path: Path, tiny_tokenizer: Path) -> None:
     executor = Listening()
     executor.store = tmp_path / "store"
-    executor.num_asking = 2
+    executor.num_held = 4
     assert run(request_for(tmp_path, tiny_tokenizer, memory="700MB"), Heard(), executor).manifest.num_documents == 600
     assert executor.heard[0] is GateResult
 

@@ -11,13 +11,13 @@ from tokenmill.pipeline.stages import Stages
 from tokenmill.store.manifest import ParityInfo
 
 __all__ = [
-    "AskToPublish",
     "Cut",
     "Done",
     "Failed",
     "FeedStream",
     "FromWorker",
     "GateResult",
+    "Held",
     "MayPublish",
     "NeedSlot",
     "Preview",
@@ -34,9 +34,10 @@ __all__ = [
 
 
 class RunTask(msgspec.Struct, tag=True, frozen=True):
-    """Tokenize one task."""
+    """Tokenize one task, and publish it unless it is to be held back."""
 
     task: Task
+    hold: bool
 
 
 class FeedStream(msgspec.Struct, tag=True, frozen=True):
@@ -57,11 +58,11 @@ class RunGate(msgspec.Struct, tag=True, frozen=True):
 
 
 class MayPublish(msgspec.Struct, tag=True, frozen=True):
-    """The gate has passed: what is finished may be given its name, now and from here on."""
+    """The gate has passed: publish what was held back."""
 
 
-class AskToPublish(msgspec.Struct, tag=True, frozen=True):
-    """The worker has finished its first task and waits until the gate has passed."""
+class Held(msgspec.Struct, tag=True, frozen=True):
+    """A task is durable, but has no name yet."""
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):
@@ -141,7 +142,7 @@ class GateResult(msgspec.Struct, tag=True, frozen=True):
 
 
 ToWorker = RunTask | FeedStream | Slot | RunGate | MayPublish
-FromWorker = AskToPublish | Done | Failed | Progress | NeedSlot | Cut | StreamEnded | GateResult
+FromWorker = Held | Done | Failed | Progress | NeedSlot | Cut | StreamEnded | GateResult
 
 encode = msgspec.msgpack.Encoder().encode
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

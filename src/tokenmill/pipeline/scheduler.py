@@ -5,8 +5,8 @@ Plain files and Parquet are tasks from the start. A large compressed input is re
 one compressed file occupies all cores, and memory and disk in between are bounded by the
 number of slots. A worker that dies is named and its task is tried once more.
 
-The parity gate is held beside the first tasks where memory allows; workers do not publish before
-it has passed.
+The parity gate is held beside the first tasks where memory allows; workers hold these back, finished
+but without names, until it has passed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tokenmill.errors import TokenmillError
 from tokenmill.executors.base import Death, Executor, Worker
 from tokenmill.pipeline.journal import Journal, TaskRecord
 from tokenmill.pipeline.messages import (
-    AskToPublish,
     Cut,
     Done,
     Failed,
     FeedStream,
     FromWorker,
     GateResult,
+    Held,
     MayPublish,
     NeedSlot,
     Progress,
@@ -92,7 +92,7 @@ class Scheduler:
         self._gate: Worker | None = None
         self._gate_passed = gate_passed
         self._gate_beside_tasks = gate_beside_tasks
-        self._waiting_for_gate: list[Worker] = []
+        self._held: dict[Worker, list[Task]] = {}
         self._max_errors = max_errors
         self._observe = observe
         self._say = say
@@ -143,7 +143,7 @@ class Scheduler:
         if self._gate is not None:
             self._gate.kill()
             self._gate = None
-        for worker in self._waiting_for_gate:
+        for worker in {**self._held, **self._running}:
             worker.send(encode(MayPublish()))
 
     def _take_stock(self, done: dict[str, TaskRecord], ended_streams: dict[int, int]) -> None:
@@ -152,7 +152,7 @@ class Scheduler:
             if task.name in done:
                 self._count_resumed(task.bytes)
             else:
-                heapq.heappush(self._pending, (-task.bytes, task.input, task.number, task))
+                self._put(task)
         for stream in sorted(self._plan.streams, key=lambda s: -self._plan.inputs[s.input].bytes):
             expected = ended_streams.get(stream.input)
             if expected is not None and self._num_done(stream.input) >= expected:
@@ -171,7 +171,8 @@ class Scheduler:
         self.tally.resumed_bytes += size
 
     def _unfinished(self) -> bool:
-        return bool(self._gate or self._pending or self._spooled or self._streams or self._running or self._feeding)
+        waiting = self._gate or self._pending or self._spooled or self._streams
+        return bool(waiting or self._running or self._held or self._feeding)
 
     def _employ(self) -> None:
         """Give every idle worker a task, and start feeders while workers would starve."""
@@ -192,12 +193,14 @@ class Scheduler:
         task = self._spooled.popleft() if self._spooled else heapq.heappop(self._pending)[3]
         self._running[worker] = task
         self._partial[worker] = 0
-        worker.send(encode(RunTask(task)))
+        worker.send(encode(RunTask(task, hold=self._gate is not None)))
 
     def _feed(self, worker: Worker, stream: Stream) -> None:
         self._feeding[worker] = stream
         finished = [record.number for record in self._done.values() if record.input == stream.input]
-        under_way = [task.number for task in (*self._running.values(), *self._spooled) if task.input == stream.input]
+        held = [task for tasks in self._held.values() for task in tasks]
+        tasks = (*self._running.values(), *held, *self._spooled)
+        under_way = [task.number for task in tasks if task.input == stream.input]
         worker.send(encode(FeedStream(stream, finished + under_way)))
 
     def _grant(self, worker: Worker) -> None:
@@ -210,11 +213,8 @@ class Scheduler:
             self._count(worker, message)
         elif isinstance(message, GateResult):
             self._open_gate(message)
-        elif isinstance(message, AskToPublish):
-            if self._gate is None:
-                worker.send(encode(MayPublish()))
-            else:
-                self._waiting_for_gate.append(worker)
+        elif isinstance(message, Held):
+            self._hold(worker)
         elif isinstance(message, Done):
             self._finish(worker, message.record)
         elif isinstance(message, NeedSlot):
@@ -262,14 +262,29 @@ class Scheduler:
                 "see the reasons with --on-error fail, or raise the limit and run the same command again"
             )
 
+    def _hold(self, worker: Worker) -> None:
+        """The worker may go on to another task; this one keeps its slot, in case the worker dies."""
+        self._held.setdefault(worker, []).append(self._end_task(worker))
+
     def _finish(self, worker: Worker, record: TaskRecord) -> None:
-        task = self._running.pop(worker)
+        held = self._held.get(worker)
+        if held and held[0].name == record.name:
+            task = held.pop(0)
+            if not held:
+                del self._held[worker]
+        else:
+            task = self._end_task(worker)
         self._done[record.name] = record
         self.tally.num_tasks_done += 1
-        self.tally.done_bytes += task.bytes - self._partial.pop(worker)
         if task.spool is not None:
             self._free_slots.append(task.spool)
+
+    def _end_task(self, worker: Worker) -> Task:
+        """The worker has done its task and is free for another."""
+        task = self._running.pop(worker)
+        self.tally.done_bytes += task.bytes - self._partial.pop(worker)
         self._idle.append(worker)
+        return task
 
     def _bury(self, worker: Worker, how: str) -> None:
         """Name a dead worker and give its work to another, once."""
@@ -277,8 +292,11 @@ class Scheduler:
             self._idle.remove(worker)
         if worker in self._hungry:
             self._hungry.remove(worker)
-        if worker in self._waiting_for_gate:
-            self._waiting_for_gate.remove(worker)
+        if held := self._held.pop(worker, []):
+            self._say(f"{worker.name} (process {worker.pid}) {how}; doing again what it held back")
+        for task in held:
+            self.tally.done_bytes -= task.bytes
+            self._put_back(task)
         if worker is self._gate:
             self._retry(worker, how, "comparing the engine with its reference", "gate")
             self._start_gate()
@@ -292,10 +310,16 @@ class Scheduler:
             task = self._running.pop(worker)
             self.tally.done_bytes -= self._partial.pop(worker)
             self._retry(worker, how, f"task {task.name} of {self._plan.inputs[task.input].name}", task.name)
-            if task.spool is not None:
-                self._spooled.appendleft(task)
-            else:
-                heapq.heappush(self._pending, (-task.bytes, task.input, task.number, task))
+            self._put_back(task)
+
+    def _put_back(self, task: Task) -> None:
+        if task.spool is not None:
+            self._spooled.appendleft(task)
+        else:
+            self._put(task)
+
+    def _put(self, task: Task) -> None:
+        heapq.heappush(self._pending, (-task.bytes, task.input, task.number, task))
 
     def _retry(self, worker: Worker, how: str, what: str, key: str) -> None:
         self._attempts[key] = self._attempts.get(key, 0) + 1

@@ -59,8 +59,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class TaskRunner:
     """Runs tasks of one job with one engine.
 
-    `report` is called after every batch; `relieve` whenever memory may have grown, to give some back;
-    `await_gate` before a task is published.
+    `report` is called after every batch; `relieve` whenever memory may have grown, to give some back.
     """
 
     def __init__(
@@ -69,20 +68,18 @@ class TaskRunner:
         engine: Engine,
         report: Callable[[Stages], None],
         relieve: Callable[[], None] = lambda: None,
-        await_gate: Callable[[], None] = lambda: None,
     ) -> None:
         self._job = job
         self._engine = engine
         self._report = report
         self._relieve = relieve
-        self._await_gate = await_gate
         self._journal = Journal(Path(job.store))
         self._dtype = dtype_for(job.vocab_size)
         self._special_ids = _special_table(job) if job.settings.policy.special_tokens != "as-text" else None
 
-    def run(self, task: Task, run: str) -> TaskRecord:
-        """Tokenize, publish and enter one task. `run` makes temporary names unique to this attempt."""
-        output = _TaskOutput(self._job, self._journal, task, self._dtype, run)
+    def run(self, task: Task, run: str) -> TaskOutput:
+        """Tokenize one task; it is durable but has no name yet. `run` makes temporary names unique to this attempt."""
+        output = TaskOutput(self._job, self._journal, task, self._dtype, run)
         rerouted = self._engine.num_rerouted
         try:
             for span in task.spans:
@@ -90,13 +87,13 @@ class TaskRunner:
             if task.damage is not None:
                 output.reject_damage(task.damage)
                 self._report(Stages(num_rejects=1))
-            self._await_gate()
-            return output.publish(self._engine.num_rerouted - rerouted)
+            output.finish(self._engine.num_rerouted - rerouted)
+            return output
         except BaseException:
             output.discard()
             raise
 
-    def _run_span(self, task: Task, span: Span, output: _TaskOutput) -> None:
+    def _run_span(self, task: Task, span: Span, output: TaskOutput) -> None:
         reading = self._job.settings.reading
         file = self._job.inputs[span.input]
         batches = read_spool(file, task, reading) if task.spool else read_span(file, span, reading)
@@ -115,7 +112,7 @@ class TaskRunner:
             self._report(stages)
             clock = time.perf_counter()
 
-    def _encode(self, batch: TextBatch, output: _TaskOutput, stages: Stages) -> tuple[IntArray, npt.NDArray[np.int32]]:
+    def _encode(self, batch: TextBatch, output: TaskOutput, stages: Stages) -> tuple[IntArray, npt.NDArray[np.int32]]:
         started = time.perf_counter()
         encoded = self._encode_texts(batch.texts)
         if self._special_ids is not None:
@@ -148,7 +145,7 @@ class TaskRunner:
             self._relieve()
         return TokenBatch(np.concatenate(ids), np.array([0, sum(map(len, ids))]))
 
-    def _handle_specials(self, batch: TextBatch, encoded: TokenBatch, output: _TaskOutput) -> TokenBatch:
+    def _handle_specials(self, batch: TextBatch, encoded: TokenBatch, output: TaskOutput) -> TokenBatch:
         """Count the special tokens that texts brought along, or reject those texts."""
         assert self._special_ids is not None
         special = self._special_ids.take(encoded.ids)
@@ -207,8 +204,8 @@ def surround(
     return tokens, lengths
 
 
-class _TaskOutput:
-    """The shards, rejects and counts of one task while it runs."""
+class TaskOutput:
+    """The shards, rejects and counts of one task: appended to, finished, then published."""
 
     def __init__(self, job: Job, journal: Journal, task: Task, dtype: str, run: str) -> None:
         self._job = job
@@ -222,6 +219,7 @@ class _TaskOutput:
         self._num_documents = 0
         self._num_lines = 0
         self._num_bytes = 0
+        self._record: TaskRecord | None = None
         self.num_parsed = 0
 
     def append(self, input: int, batch: TextBatch, tokens: IntArray, lengths: npt.NDArray[np.int32]) -> None:
@@ -267,18 +265,14 @@ class _TaskOutput:
         line = self._num_lines if self._job.settings.reading.separator is None else -1
         self.reject(self._task.input, Reject(self._task.spans[0].stop or 0, line, "damaged", damage))
 
-    def publish(self, num_rerouted: int) -> TaskRecord:
+    def finish(self, num_rerouted: int) -> None:
+        """Make everything durable under temporary names; from here on it takes no memory."""
         shards = {split: writer.finish() for split, writer in self._writers.items()}
-        for writer in self._writers.values():
-            writer.publish()
-        for split in self._writers:
-            sync_directory(Path(self._job.store) / split)
         if self._reject_file is not None:
             self._reject_file.flush()
             os.fsync(self._reject_file.fileno())
             self._reject_file.close()
-            Path(self._reject_file.name).replace(self._journal.rejects_path(self._task.name))
-        record = TaskRecord(
+        self._record = TaskRecord(
             name=self._task.name,
             input=self._task.input,
             number=self._task.number,
@@ -292,8 +286,18 @@ class _TaskOutput:
             num_rerouted=num_rerouted,
             num_parsed=self.num_parsed,
         )
-        self._journal.commit(record)
-        return record
+
+    def publish(self) -> TaskRecord:
+        """Give the files their names and enter the task in the journal."""
+        assert self._record is not None
+        for writer in self._writers.values():
+            writer.publish()
+        for split in self._writers:
+            sync_directory(Path(self._job.store) / split)
+        if self._reject_file is not None:
+            Path(self._reject_file.name).replace(self._journal.rejects_path(self._task.name))
+        self._journal.commit(self._record)
+        return self._record
 
     def discard(self) -> None:
         for writer in self._writers.values():

@@ -19,11 +19,11 @@ from tokenmill.executors.base import Channel
 from tokenmill.pipeline.gate import hold_gate
 from tokenmill.pipeline.journal import Lock
 from tokenmill.pipeline.messages import (
-    AskToPublish,
     Cut,
     Done,
     Failed,
     FeedStream,
+    Held,
     MayPublish,
     NeedSlot,
     Progress,
@@ -37,7 +37,7 @@ from tokenmill.pipeline.messages import (
 from tokenmill.pipeline.plan import Span, Stream, Task
 from tokenmill.pipeline.reading import TextStream
 from tokenmill.pipeline.stages import Stages
-from tokenmill.pipeline.task import Job, TaskRunner
+from tokenmill.pipeline.task import Job, TaskOutput, TaskRunner
 from tokenmill.readers import reader_for
 from tokenmill.readers.cutting import cut_stream
 from tokenmill.readers.parquet import ParquetReader
@@ -111,7 +111,7 @@ class _Worker:
         self._job = job
         self._channel = channel
         self._engine: Engine | None = None
-        self._may_publish = False
+        self._held: list[TaskOutput] = []
         self._runner: TaskRunner | None = None
         self._process = psutil.Process()
         self._memory_limit = job.worker_bytes
@@ -122,27 +122,37 @@ class _Worker:
     def obey(self, data: bytes) -> None:
         message = decode_to_worker(data)
         if isinstance(message, RunTask):
-            self._run_task(message.task)
+            self._run_task(message)
+        elif isinstance(message, MayPublish):
+            self._publish_held()
         elif isinstance(message, FeedStream):
             self._feed(message.stream, set(message.done))
         elif isinstance(message, RunGate):
             self._channel.send_bytes(encode(hold_gate(self._job, self._load_engine())))
 
-    def _run_task(self, task: Task) -> None:
+    def _run_task(self, message: RunTask) -> None:
         if self._runner is None:
-            self._runner = TaskRunner(self._job, self._load_engine(), self._report, self._relieve, self._await_gate)
-        record = self._runner.run(task, run=f"{os.getpid():x}")
+            self._runner = TaskRunner(self._job, self._load_engine(), self._report, self._relieve)
+        output = self._runner.run(message.task, run=f"{os.getpid():x}")
         self._flush()
-        self._channel.send_bytes(encode(Done(record)))
+        if message.hold:
+            self._held.append(output)
+            self._channel.send_bytes(encode(Held()))
+        else:
+            self._publish(output)
 
-    def _await_gate(self) -> None:
-        """Hold back the first task until the engine's ids are known to be right."""
-        if not self._may_publish:
-            self._flush()
-            self._channel.send_bytes(encode(AskToPublish()))
-            answer = decode_to_worker(self._channel.recv_bytes())
-            assert isinstance(answer, MayPublish)
-            self._may_publish = True
+    def _publish_held(self) -> None:
+        for output in self._held:
+            self._publish(output)
+        self._held.clear()
+
+    def _publish(self, output: TaskOutput) -> None:
+        try:
+            record = output.publish()
+        except BaseException:
+            output.discard()
+            raise
+        self._channel.send_bytes(encode(Done(record)))
 
     def _load_engine(self) -> Engine:
         if self._engine is None:
