@@ -7,7 +7,7 @@ of 2,000 shards has 2,000 runs, and every document that is denied adds one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,15 @@ class Documents:
     """Documents and their tokens, numbered from 0; `name` and `fingerprint` say which ones."""
 
     def __init__(
-        self, table: ShardTable, name: str, fingerprint: str, runs: tuple[Integers, Integers, Integers] | None = None
+        self,
+        table: ShardTable,
+        name: str,
+        fingerprint: str,
+        runs: tuple[Integers, Integers, Integers] | None = None,
+        beside: Mapping[str, ShardTable] | None = None,
     ) -> None:
         self.table = table
+        self.beside = dict(beside or {})
         self.name = name
         self.fingerprint = fingerprint
         if runs is None:
@@ -53,6 +59,23 @@ class Documents:
         early = np.flatnonzero(ends != self.table.num_documents[self._shards])
         stops[early] = self.table.document_starts(self._shards[early], ends[early])
         return starts, stops
+
+    @property
+    def mask(self) -> Documents | None:
+        """The same documents with one byte per token, 1 where it is trained on; None where all tokens are."""
+        return self._view(".mask")
+
+    @property
+    def weight(self) -> Documents | None:
+        """The same documents with the weight of each token's loss as float16; None where all are 1."""
+        return self._view(".weight")
+
+    def _view(self, suffix: str) -> Documents | None:
+        if suffix not in self.beside:
+            return None
+        view = Documents.__new__(Documents)
+        vars(view).update(vars(self), table=self.beside[suffix], beside={})
+        return view
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -195,7 +218,7 @@ class Documents:
         runs = np.searchsorted(self._document_ends, firsts, "right")
         fingerprint = xxhash.xxh3_64_hexdigest(f"{self.fingerprint} {change}".encode())
         pieces = (self._shards[runs], firsts - self._document_shifts[runs], counts)
-        return Documents(self.table, name, fingerprint, pieces)
+        return Documents(self.table, name, fingerprint, pieces, self.beside)
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.num_documents:,} documents, {self.num_tokens:,} tokens"

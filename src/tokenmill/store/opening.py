@@ -100,8 +100,18 @@ def _compare_tokenizers(first: TokenSource, other: TokenSource) -> None:
 def _join(splits: Sequence[Documents]) -> Documents:
     fingerprint = xxhash.xxh3_64_hexdigest(" ".join(split.fingerprint for split in splits).encode())
     return Documents(
-        ShardTable.join([split.table for split in splits]), " + ".join(split.name for split in splits), fingerprint
+        ShardTable.join([split.table for split in splits]),
+        " + ".join(split.name for split in splits),
+        fingerprint,
+        beside=_join_beside(splits),
     )
+
+
+def _join_beside(splits: Sequence[Documents]) -> dict[str, ShardTable]:
+    suffixes = {tuple(sorted(split.beside)) for split in splits}
+    if len(suffixes) > 1:
+        raise UsageError("some of these stores are supervised data with a loss mask and some are not; use mix for them")
+    return {suffix: ShardTable.join([split.beside[suffix] for split in splits]) for suffix in suffixes.pop()}
 
 
 def _open_foreign(path: Path, dtype: str) -> _Foreign:

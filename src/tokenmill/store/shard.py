@@ -21,6 +21,7 @@ from tokenmill.errors import StoreError
 from tokenmill.store.manifest import FileInfo, ShardInfo
 
 __all__ = [
+    "BESIDE",
     "DTYPES",
     "HEADER",
     "INDEX_HEADER_BYTES",
@@ -37,6 +38,8 @@ HEADER = struct.Struct("<9sQBQQ")
 INDEX_HEADER_BYTES = HEADER.size
 DTYPES: dict[str, tuple[int, np.dtype[Any]]] = {"uint16": (8, np.dtype("<u2")), "int32": (4, np.dtype("<i4"))}
 """Megatron's code and the numpy type of each kind of shard."""
+BESIDE: dict[str, np.dtype[Any]] = {".mask": np.dtype("u1"), ".weight": np.dtype("<f2")}
+"""Files of supervised stores that have a value for each token, and its type."""
 
 DOCUMENTS_PER_ROW_GROUP = 65_536
 INDEX_PIECE = 1 << 16

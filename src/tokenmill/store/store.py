@@ -20,7 +20,7 @@ from tokenmill.engines.tokenizer import Tokenizer, open_tokenizer
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, SplitInfo, read_manifest
-from tokenmill.store.shard import DTYPES, INDEX_HEADER_BYTES
+from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES
 from tokenmill.store.table import ShardTable
 
 __all__ = ["Split", "TokenSource", "TokenStore"]
@@ -119,7 +119,9 @@ class Split(Documents):
             dtype,
         )
         fingerprint = xxhash.xxh3_64_hexdigest(f"{store.manifest.checksum} {name}".encode())
-        super().__init__(table, f"{store.path.name}/{name}", fingerprint)
+        suffixes = {suffix for shard in info.shards for suffix in shard.files}
+        beside = {suffix: table.beside(suffix, dtype) for suffix, dtype in BESIDE.items() if suffix in suffixes}
+        super().__init__(table, f"{store.path.name}/{name}", fingerprint, beside=beside)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open_split, (self._store.path, self.name.rpartition("/")[2])

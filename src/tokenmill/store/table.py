@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import StoreError
+from tokenmill.errors import StoreError, UsageError
 from tokenmill.store import mapping
 from tokenmill.store.mapping import MappedFile, everywhere, will_need
 from tokenmill.store.shard import HEADER, INDEX_HEADER_BYTES, MAGIC, dtype_code
@@ -33,7 +33,9 @@ _POINTER_STEP = 2
 class ShardTable:
     """The shards of one split, by number; `stems` are their paths without `.bin` and `.idx`.
 
-    `starts` has the first byte of each document for shards that have no index of their own, by number.
+    `starts` has the first byte of each document, counted from the first token, for shards that have no index
+    of their own, by number. `suffix` and `offsets` are for files of other makers: how the files of tokens
+    end, and how many bytes come before the first token of each.
     """
 
     def __init__(
@@ -43,8 +45,14 @@ class ShardTable:
         num_tokens: npt.ArrayLike,
         dtype: np.dtype[Any],
         starts: Mapping[int, Integers] | None = None,
+        *,
+        suffix: str = ".bin",
+        offsets: npt.ArrayLike | None = None,
     ) -> None:
         self.dtype = dtype
+        self._index_dtype = dtype
+        self._suffix = suffix
+        self._offsets = np.zeros(len(stems), np.int64) if offsets is None else np.array(offsets, np.int64)
         self.stems = list(stems)
         self.num_documents = np.array(num_documents, np.int64)
         self.num_tokens = np.array(num_tokens, np.int64)
@@ -60,6 +68,8 @@ class ShardTable:
     @classmethod
     def join(cls, tables: Sequence[ShardTable]) -> ShardTable:
         """The shards of several tables in one, in order."""
+        if len({table._suffix for table in tables}) > 1:
+            raise UsageError("these files are of different kinds and cannot be read as one; open them one by one")
         firsts = np.cumsum([0, *(len(table.stems) for table in tables)]).tolist()
         return cls(
             [stem for table in tables for stem in table.stems],
@@ -71,11 +81,22 @@ class ShardTable:
                 for first, table in zip(firsts, tables, strict=False)
                 for n, some in table._starts.items()
             },
+            suffix=tables[0]._suffix,
+            offsets=np.concatenate([table._offsets for table in tables]),
         )
+
+    def beside(self, suffix: str, dtype: npt.DTypeLike) -> ShardTable:
+        """Files beside the tokens that have another value for each of them, such as a loss mask."""
+        table = ShardTable(
+            self.stems, self.num_documents, self.num_tokens, np.dtype(dtype), self._starts, suffix=suffix
+        )
+        table._index_dtype = self._index_dtype
+        return table
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Mappings belong to a process; a copy in another one makes its own.
-        return ShardTable, (self.stems, self.num_documents, self.num_tokens, self.dtype, self._starts)
+        state = {name: value for name, value in vars(self).items() if name in _KEPT_IN_COPIES}
+        return _restore, (self.stems, self.num_documents, self.num_tokens, self.dtype, self._starts, state)
 
     def token_addresses(self, shards: Integers, positions: Integers) -> Integers:
         """The address of a token, by its shard and its position there; 0 where the shard is not mapped."""
@@ -93,7 +114,7 @@ class ShardTable:
         past = documents == self.num_documents[shards]
         bases = self._index_addresses(shards)
         inner = np.where(past, 0, documents)
-        positions = self._pointers(shards, bases, inner) // self.dtype.itemsize
+        positions = self._pointers(shards, bases, inner) // self._index_dtype.itemsize
         positions = np.where(past, self.num_tokens[shards], positions)
         if (positions < 0).any() or (positions > self.num_tokens[shards]).any():
             raise self.damage(int(shards[np.argmax((positions < 0) | (positions > self.num_tokens[shards]))]))
@@ -103,8 +124,8 @@ class ShardTable:
         """The positions in its shard of a document's first token and of the one past its last."""
         bases, sizes = self._index_addresses(shards), self.num_tokens[shards]
         last = self.num_documents[shards] - 1
-        starts = self._pointers(shards, bases, documents) // self.dtype.itemsize
-        stops = self._pointers(shards, bases, np.minimum(documents + 1, last)) // self.dtype.itemsize
+        starts = self._pointers(shards, bases, documents) // self._index_dtype.itemsize
+        stops = self._pointers(shards, bases, np.minimum(documents + 1, last)) // self._index_dtype.itemsize
         stops = np.where(documents == last, sizes, stops)
         wrong = (starts < 0) | (stops < starts) | (stops > sizes)
         if wrong.any():
@@ -120,12 +141,12 @@ class ShardTable:
         place = (base + 8 * first) // _POINTER_STEP - 1
         pointers = everywhere("<i8", _POINTER_STEP)[place : place + 4 * count : 4]
         last = self.document_starts(np.array([shard]), np.array([end]))
-        return np.concatenate([pointers // self.dtype.itemsize, last])
+        return np.concatenate([pointers // self._index_dtype.itemsize, last])
 
     def find_documents(self, shards: Integers, positions: Integers) -> Integers:
         """The document of its shard that holds each token; a binary search for all tokens at once."""
         bases = self._index_addresses(shards)
-        offsets = positions * self.dtype.itemsize
+        offsets = positions * self._index_dtype.itemsize
         found = np.zeros(len(shards), np.int64)
         sizes = self.num_documents[shards]
         # Of `sizes` documents from `found` on, one is the last that starts at or before the token; it is the one left.
@@ -148,15 +169,17 @@ class ShardTable:
     def _read_at(self, shard: int, start: int, stop: int) -> npt.NDArray[Any]:
         tokens = np.empty(stop - start, self.dtype)
         if len(tokens):
-            _read_into(f"{self.stems[shard]}.bin", tokens.data.cast("B"), start * self.dtype.itemsize)
+            offset = int(self._offsets[shard]) + start * self.dtype.itemsize
+            _read_into(self.stems[shard] + self._suffix, tokens.view(np.uint8).data, offset)
         return tokens
 
     def _map_tokens(self, shards: Integers) -> None:
         with self._lock:
             for shard in sorted(set(shards.tolist())):
                 if self._token_addresses[shard] == UNKNOWN:
-                    size = int(self.num_tokens[shard]) * self.dtype.itemsize
-                    self._token_addresses[shard] = self._map(f"{self.stems[shard]}.bin", size, is_random=True)
+                    offset, size = int(self._offsets[shard]), int(self.num_tokens[shard]) * self.dtype.itemsize
+                    address = self._map(self.stems[shard] + self._suffix, size and offset + size, is_random=True)
+                    self._token_addresses[shard] = address if address == UNMAPPED else address + offset
 
     def _map(self, path: str, size: int, *, is_random: bool = False) -> int:
         if size == 0 or MappedFile.num_live >= mapping.MAX_MAPPINGS:
@@ -186,8 +209,8 @@ class ShardTable:
         address = self._map(path, INDEX_HEADER_BYTES + 20 * count + 8)
         header = bytearray(INDEX_HEADER_BYTES)
         _read_into(path, memoryview(header), 0)
-        if HEADER.unpack(header) != (MAGIC, 1, dtype_code(self.dtype), count, count + 1):
-            raise StoreError(f"{path} is not the index of a {self.dtype} shard of {count} documents")
+        if HEADER.unpack(header) != (MAGIC, 1, dtype_code(self._index_dtype), count, count + 1):
+            raise StoreError(f"{path} is not the index of a {self._index_dtype} shard of {count} documents")
         return address if address == UNMAPPED else address + INDEX_HEADER_BYTES + 4 * count
 
     def _pointers(self, shards: Integers, bases: Integers, documents: Integers) -> Integers:
@@ -211,6 +234,16 @@ class ShardTable:
         return StoreError(
             f"{self.stems[shard]}.idx is damaged: a document starts outside the shard; run tokenmill verify"
         )
+
+
+_KEPT_IN_COPIES = {"_index_dtype", "_suffix", "_offsets"}
+
+
+def _restore(*arguments: Any) -> ShardTable:
+    *fields, state = arguments
+    table = ShardTable(*fields)
+    vars(table).update(state)
+    return table
 
 
 def _read_into(path: str, buffer: memoryview, offset: int) -> None:
