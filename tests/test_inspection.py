@@ -18,16 +18,11 @@ from tests.conftest import make_texts, write_jsonl
 from tokenmill.engines import load_tokenizer
 from tokenmill.engines.decoding import Decoder
 from tokenmill.errors import UsageError
-from tokenmill.inspection import (
-    group_tokens,
-    measure_lengths,
-    measure_text_bytes,
-    overview_json,
-    render_document,
-    render_overview,
-    show_safely,
-)
+from tokenmill.inspection import overview_json, render_document, render_overview
+from tokenmill.inspection.statistics import measure_lengths, measure_text_bytes
+from tokenmill.inspection.tokens import group_tokens
 from tokenmill.pipeline.run import tokenize
+from tokenmill.progress import show_safely
 from tokenmill.store.store import TokenStore
 
 BYTES = Decoder(load_tokenizer("bytes"))
@@ -90,8 +85,8 @@ def test_the_histogram_counts_every_document_once(open_tiny_store: Callable[[], 
 
 
 def test_the_median_of_very_long_documents_is_exact(monkeypatch: pytest.MonkeyPatch, byte_store: TokenStore) -> None:
-    monkeypatch.setattr("tokenmill.inspection.EXACT_LENGTHS", 4)
-    monkeypatch.setattr("tokenmill.inspection.LENGTHS_AT_ONCE", 2)
+    monkeypatch.setattr("tokenmill.inspection.statistics.EXACT_LENGTHS", 4)
+    monkeypatch.setattr("tokenmill.inspection.statistics.LENGTHS_AT_ONCE", 2)
     lengths = np.concatenate([*byte_store.splits["train"].lengths()])
     assert measure_lengths(byte_store.splits["train"]).median == np.median(lengths)
 

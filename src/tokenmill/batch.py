@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["IntArray", "Reject", "TextBatch", "TokenBatch"]
+__all__ = ["IntArray", "Reject", "TextBatch", "TokenBatch", "Trained"]
 
 IntArray = npt.NDArray[np.integer[Any]]
 
@@ -35,9 +36,21 @@ class Reject(msgspec.Struct, frozen=True, omit_defaults=True):
     num_documents: int = 1
 
 
+class Trained(NamedTuple):
+    """What of a text is trained on: spans of characters and the weight of each, in order."""
+
+    spans: list[tuple[int, int, float]]
+    ends: bool
+    """Whether an end-of-text token belongs behind it, which is trained on too."""
+
+
 @dataclass(slots=True)
 class TextBatch:
-    """Texts in input order, where each one came from, and what was refused among them."""
+    """Texts in input order, where each one came from, and what was refused among them.
+
+    Of supervised data a reader gives `records`, the values of the fields that were asked for, and the line of
+    each; rendering them gives texts, and what of them is `trained` on.
+    """
 
     texts: list[str]
     positions: npt.NDArray[np.int64]
@@ -45,6 +58,18 @@ class TextBatch:
     rejects: list[Reject] = field(default_factory=list)
     num_lines: int = 0
     num_bytes: int = 0
+    records: list[tuple[Any, ...]] | None = None
+    lines: npt.NDArray[np.int64] | None = None
+    trained: list[Trained] | None = None
+
+    def keep(self, which: npt.NDArray[np.bool_]) -> None:
+        """Leave out the texts that are not among `which`."""
+        self.positions = self.positions[which]
+        self.texts = list(compress(self.texts, which))
+        if self.kept is not None:
+            self.kept = list(compress(self.kept, which))
+        if self.trained is not None:
+            self.trained = list(compress(self.trained, which))
 
 
 @dataclass(slots=True)

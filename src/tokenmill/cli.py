@@ -28,7 +28,8 @@ app = typer.Typer(
     help="Raw text to training batches: tokenize once, choose everything else when loading.",
 )
 
-READING, TOKENS, OUTPUT, RUN, SHOW = "Reading", "Tokens", "Output", "Running", "Display"
+READING, SUPERVISED, TOKENS, OUTPUT = "Reading", "Supervised data", "Tokens", "Output"
+RUN, SHOW = "Running", "Display"
 
 
 @app.callback(invoke_without_command=True)
@@ -75,10 +76,37 @@ def tokenize(
         str, typer.Option(help="A longer text is a reject.", rich_help_panel=READING)
     ] = "256MB",
     limit: Annotated[int | None, typer.Option(help="Only the first N documents.", rich_help_panel=READING)] = None,
+    messages_key: Annotated[
+        str | None, typer.Option(help="Field with a list of messages.", rich_help_panel=SUPERVISED)
+    ] = None,
+    prompt_key: Annotated[
+        str | None, typer.Option(help="Field with the prompt, which is not trained on.", rich_help_panel=SUPERVISED)
+    ] = None,
+    response_key: Annotated[
+        str | None, typer.Option(help="Field with the response, which is.", rich_help_panel=SUPERVISED)
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(help="How both are put together [default: {prompt}\\n{response}].", rich_help_panel=SUPERVISED),
+    ] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Jinja template for messages [default: the tokenizer's].", rich_help_panel=SUPERVISED
+        ),
+    ] = None,
+    weight_key: Annotated[
+        str | None,
+        typer.Option(help="Field with the weight of a record, or of spans of it.", rich_help_panel=SUPERVISED),
+    ] = None,
     eos: Annotated[
-        bool,
-        typer.Option("--eos/--no-eos", help="End every document with the end-of-text token.", rich_help_panel=TOKENS),
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--eos/--no-eos",
+            help="End every document with the end-of-text token [default: yes, but for messages].",
+            rich_help_panel=TOKENS,
+        ),
+    ] = None,
     bos: Annotated[
         bool | None,
         typer.Option(
@@ -94,8 +122,12 @@ def tokenize(
         str | None, typer.Option(help="The beginning-of-text token, as string or id.", rich_help_panel=TOKENS)
     ] = None,
     special_tokens: Annotated[
-        str, typer.Option(help="Special-token strings in texts: as-text, parse or error.", rich_help_panel=TOKENS)
-    ] = "as-text",
+        str | None,
+        typer.Option(
+            help="Special-token strings in texts: as-text, parse or error [default: as-text; error with templates].",
+            rich_help_panel=TOKENS,
+        ),
+    ] = None,
     engine: Annotated[
         str,
         typer.Option(help="auto, gigatoken, huggingface, sentencepiece, tiktoken or bytes.", rich_help_panel=TOKENS),
@@ -302,6 +334,45 @@ def train_tokenizer(
     size = f"{trained.num_bytes / 1e6:.1f} MB of text"
     print(f"{trained.path / 'tokenizer.json'}: {trained.vocab_size:,} tokens from {size}")
     print(f"Next: tokenmill tokenize INPUT... -o OUT --tokenizer {trained.path}")
+
+
+@app.command(no_args_is_help=True)
+def export(
+    store: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the store.")],
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folder to make.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="megatron, nanogpt, llmc, datatrove or olmo (whole documents); parquet, hf, pt, mds, litdata or "
+            "arrayrecord (rows); npy (one document a row, padded)."
+        ),
+    ],
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per row, for formats of rows.")] = None,
+    split: Annotated[str | None, typer.Option(help="Only this split [default: all].")] = None,
+    links: Annotated[
+        bool,
+        typer.Option(
+            "--links", help="megatron, datatrove, olmo: hard links to the shards instead of one file for all."
+        ),
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an export that is there.")] = False,
+) -> None:
+    """Write a store in another trainer's format, and compare what was written with the store."""
+    from tokenmill.exporters import export as write
+
+    with _progress() as advance:
+        done = write(
+            store,
+            dest,
+            to=to,
+            seq_len=seq_len,
+            split=split,
+            links=links,
+            overwrite=overwrite,
+            advance=advance,
+            note=lambda text: print(f"note: {text}", file=sys.stderr),
+        )
+    print(done.line(dest))
 
 
 @app.command()

@@ -16,18 +16,21 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.batch import IntArray, TextBatch
+from tokenmill.batch import IntArray, TextBatch, Trained
 from tokenmill.engines import REFERENCES, SpecialTokens, create, open_tokenizer
+from tokenmill.engines.alignment import Aligner
 from tokenmill.files import expand_inputs
 from tokenmill.pipeline.plan import InputFile, Span, inspect_inputs
-from tokenmill.pipeline.reading import read_span
-from tokenmill.pipeline.settings import TokenPolicy
+from tokenmill.pipeline.reading import Render, read_span
+from tokenmill.pipeline.settings import TokenPolicy, supervision_of
 from tokenmill.pipeline.task import surround
 from tokenmill.readers import reader_for
 from tokenmill.readers.base import ReadOptions
 from tokenmill.readers.parquet import ParquetReader
 from tokenmill.store.manifest import Manifest, ShardInfo
-from tokenmill.store.shard import DTYPES, INDEX_HEADER_BYTES, index_lengths
+from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES, index_lengths
+from tokenmill.supervision.masking import Weights, assemble, weigh_tokens
+from tokenmill.supervision.rendering import Renderer
 
 __all__ = ["Comparison", "compare_with_inputs"]
 
@@ -94,20 +97,21 @@ def compare_with_inputs(
     """Read documents of a sound store from its inputs again and compare the ids with the reference's."""
     report = Comparison(REFERENCES[manifest.tokenizer.kind])
     options = _read_options(manifest)
+    renderer = _make_renderer(store, manifest)
     files = _match_inputs(manifest, against, options, report)
     chosen = _choose(manifest, every)
     total = sum(map(len, chosen.values()))
     judge = _Judge(store, manifest, report, lambda done: advance(done, total))
-    source = _Source(files, options, sequential=every)
+    source = _Source(files, options, renderer.render if renderer is not None else None, sequential=every)
     for task in _tasks(store, manifest, chosen) if files else ():
-        for row, text in source.find(task):
-            if text is None:
+        for row, document in source.find(task):
+            if document is None:
                 report.note(
                     f"{manifest.inputs[task.input[row]].path} has no document at position {task.position[row]}, from "
                     f"where {task.name(row)} came; tokenize again with --overwrite"
                 )
             else:
-                judge.add(task, row, text)
+                judge.add(task, row, document)
         judge.close()
     if every and manifest.settings["limit"] is None and len(files) == len(manifest.inputs):
         missing = source.count_unwanted() - manifest.rejects.get("special-token", 0)
@@ -120,12 +124,26 @@ def compare_with_inputs(
 def _read_options(manifest: Manifest) -> ReadOptions:
     """The reading flags of the run that made the store."""
     settings = manifest.settings
+    supervision = supervision_of(settings)
     return ReadOptions(
+        record_keys=supervision.keys if supervision is not None else (),
         text_key=settings["text-key"],
         keep_keys=tuple(settings["keep-keys"]),
         separator=settings["separator"],
         whole_files=settings["whole-files"],
         max_document_bytes=settings["max-document-bytes"],
+    )
+
+
+def _make_renderer(store: Path, manifest: Manifest) -> Renderer | None:
+    supervision = supervision_of(manifest.settings)
+    if supervision is None:
+        return None
+    return Renderer(
+        supervision,
+        open_tokenizer(store / "tokenizer", "tokenizer"),
+        check_specials=manifest.special_tokens.in_text == "error",
+        max_bytes=manifest.settings["max-document-bytes"],
     )
 
 
@@ -205,12 +223,19 @@ def _locate(
     return inputs, positions
 
 
+_Document = tuple[str, Trained | None]
+"""A text, and of supervised data what of it is trained on."""
+
+
 class _Source:
     """Finds texts again by input and position. What can only be read front to back is read once."""
 
-    def __init__(self, files: dict[int, InputFile], options: ReadOptions, *, sequential: bool) -> None:
+    def __init__(
+        self, files: dict[int, InputFile], options: ReadOptions, render: Render | None, *, sequential: bool
+    ) -> None:
         self._files = files
         self._options = options
+        self._render = render
         self._sequential = sequential
         self._unread = set(files)
         self._input = -1
@@ -219,13 +244,13 @@ class _Source:
         self._num_read = 0
         self._num_found = 0
 
-    def find(self, task: _Task) -> Iterator[tuple[int, str | None]]:
-        """Rows of the task with their texts, None where the input has no such document."""
+    def find(self, task: _Task) -> Iterator[tuple[int, _Document | None]]:
+        """Rows of the task with their documents, None where the input has no such one."""
         for number in np.unique(task.input).tolist():
             if number in self._files:
                 start, stop = np.searchsorted(task.input, [number, number + 1]).tolist()
-                for row, text in self._find_in_input(number, task.position[start:stop]):
-                    yield start + row, text
+                for row, document in self._find_in_input(number, task.position[start:stop]):
+                    yield start + row, document
 
     def count_unwanted(self) -> int:
         """Documents of the inputs that nobody asked for; reads what is left of all inputs."""
@@ -235,7 +260,7 @@ class _Source:
             self._read_to_end()
         return self._num_read - self._num_found
 
-    def _find_in_input(self, number: int, positions: npt.NDArray[np.int64]) -> Iterator[tuple[int, str | None]]:
+    def _find_in_input(self, number: int, positions: npt.NDArray[np.int64]) -> Iterator[tuple[int, _Document | None]]:
         spans = None if self._sequential else _spans(self._files[number], positions, self._options)
         if spans is None:
             if self._input != number:
@@ -246,12 +271,14 @@ class _Source:
         done = 0
         for start, stop in spans:
             count = int(np.searchsorted(positions, stop)) - done
-            batches = read_span(self._files[number], Span(number, start, stop), self._options)
-            for row, text in self._pick(positions[done : done + count], batches):
-                yield done + row, text
+            batches = read_span(self._files[number], Span(number, start, stop), self._options, self._render)
+            for row, document in self._pick(positions[done : done + count], batches):
+                yield done + row, document
             done += count
 
-    def _pick(self, positions: npt.NDArray[np.int64], batches: Iterator[TextBatch]) -> Iterator[tuple[int, str | None]]:
+    def _pick(
+        self, positions: npt.NDArray[np.int64], batches: Iterator[TextBatch]
+    ) -> Iterator[tuple[int, _Document | None]]:
         row = 0
         for batch in batches:
             stop = int(np.searchsorted(positions, batch.positions[-1], "right")) if len(batch.positions) else row
@@ -259,7 +286,8 @@ class _Source:
             found = batch.positions[places] == positions[row:stop]
             self._num_found += int(found.sum())
             for place, is_there in zip(places.tolist(), found.tolist(), strict=True):
-                yield row, batch.texts[place] if is_there else None
+                trained = batch.trained[place] if batch.trained is not None and is_there else None
+                yield row, (batch.texts[place], trained) if is_there else None
                 row += 1
             if row == len(positions):
                 return
@@ -269,7 +297,7 @@ class _Source:
     def _start(self, number: int) -> None:
         self._unread.discard(number)
         self._input = number
-        self._batches = read_span(self._files[number], Span(number), self._options)
+        self._batches = read_span(self._files[number], Span(number), self._options, self._render)
         self._next()
 
     def _next(self) -> None:
@@ -317,14 +345,15 @@ class _Judge:
         in_text: SpecialTokens = policy.in_text  # type: ignore[assignment]
         self._reference = create(REFERENCES[kind], tokenizer, in_text, threads=True)
         self._policy = TokenPolicy(bos_id=policy.bos_id, eos_id=policy.eos_id, special_tokens=in_text)
-        self._waiting: list[tuple[_Task, int, str]] = []
+        self._aligner = Aligner(tokenizer, in_text) if supervision_of(manifest.settings) is not None else None
+        self._waiting: list[tuple[_Task, int, _Document]] = []
         self._num_characters = 0
         self._indexes: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]] = {}
 
-    def add(self, task: _Task, row: int, text: str) -> None:
+    def add(self, task: _Task, row: int, document: _Document) -> None:
         """Compare a document, now or with the next ones."""
-        self._waiting.append((task, row, text))
-        self._num_characters += len(text)
+        self._waiting.append((task, row, document))
+        self._num_characters += len(document[0])
         if len(self._waiting) >= BATCH_DOCUMENTS or self._num_characters >= BATCH_CHARACTERS:
             self.close()
 
@@ -332,20 +361,35 @@ class _Judge:
         """Compare what is waiting."""
         if not self._waiting:
             return
-        encoded = self._reference.encode([text for _, _, text in self._waiting])
-        vocab_size = self._manifest.tokenizer.vocab_size
-        expected, lengths = surround(encoded, self._policy, dtype=np.int64, vocab_size=vocab_size)
+        expected, lengths, weights = self._encode([document for _, _, document in self._waiting])
         start = 0
         for (task, row, _), length in zip(self._waiting, lengths.tolist(), strict=True):
-            self._compare(task, row, expected[start : start + length])
+            some = slice(start, start + length)
+            self._compare(task, row, expected[some], weights[some] if weights is not None else None)
             start += length
         self._report.num_compared += len(self._waiting)
         self._advance(self._report.num_compared)
         self._waiting, self._num_characters = [], 0
 
-    def _compare(self, task: _Task, row: int, expected: IntArray) -> None:
-        stored = self._stored(task.parts[task.part[row]].shard, int(task.inner[row]))
+    def _encode(self, documents: list[_Document]) -> tuple[IntArray, npt.NDArray[np.int32], Weights | None]:
+        texts = [text for text, _ in documents]
+        encoded = self._reference.encode(texts)
+        if self._aligner is None:
+            vocab_size = self._manifest.tokenizer.vocab_size
+            return *surround(encoded, self._policy, dtype=np.int64, vocab_size=vocab_size), None
+        trained = [some for _, some in documents if some is not None]
+        weights = weigh_tokens(texts, trained, encoded, self._aligner)
+        policy = self._policy
+        return assemble(encoded, weights, trained, bos_id=policy.bos_id, eos_id=policy.eos_id, dtype=np.int64)
+
+    def _compare(self, task: _Task, row: int, expected: IntArray, weights: Weights | None) -> None:
+        shard, inner = task.parts[task.part[row]].shard, int(task.inner[row])
+        stored = self._stored(shard, inner)
         if np.array_equal(stored, expected):
+            if weights is not None and not np.array_equal(self._stored(shard, inner, ".mask"), weights > 0):
+                self._report.note(
+                    f"{task.name(row)} has another loss mask than its record; tokenize again with --overwrite"
+                )
             return
         shorter = min(len(stored), len(expected))
         differing = np.flatnonzero(stored[:shorter] != expected[:shorter])
@@ -356,7 +400,7 @@ class _Judge:
             f"token {at} is {ours}, and {self._reference.name} gives {theirs}; tokenize again with --overwrite"
         )
 
-    def _stored(self, shard: ShardInfo, inner: int) -> IntArray:
+    def _stored(self, shard: ShardInfo, inner: int, suffix: str = ".bin") -> IntArray:
         """The ids of a document. The index of a few shards stays mapped, since splits alternate."""
         if shard.name not in self._indexes:
             if len(self._indexes) >= MOST_MAPPED:
@@ -367,4 +411,8 @@ class _Judge:
             self._indexes[shard.name] = (index_lengths(path, shard, self._manifest.dtype), mapped)
         lengths, pointers = self._indexes[shard.name]
         dtype = DTYPES[self._manifest.dtype][1]
-        return np.fromfile(self._store / f"{shard.name}.bin", dtype, int(lengths[inner]), offset=int(pointers[inner]))
+        first = int(pointers[inner]) // dtype.itemsize
+        if suffix in BESIDE:
+            dtype = BESIDE[suffix]
+        path = self._store / f"{shard.name}{suffix}"
+        return np.fromfile(path, dtype, int(lengths[inner]), offset=first * dtype.itemsize)

@@ -20,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.inspection import measure_text_bytes, render_document
+from tokenmill.inspection import render_document
+from tokenmill.inspection.statistics import measure_text_bytes
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import run
 from tokenmill.progress import Silence, format_bytes

@@ -43,6 +43,13 @@ class Choice(NamedTuple):
     rows: PackedRows
     at: Integers | None
     numbers: Integers
+    beside: Documents | None = None
+    """What to copy instead of tokens."""
+
+    @property
+    def source(self) -> Documents:
+        """The documents that are copied."""
+        return self.beside if self.beside is not None else self.rows.documents
 
 
 class Rows(ABC):

@@ -39,7 +39,8 @@ class RowBlock:
     """Rows whose places have been worked out, to be copied in pieces of any size.
 
     With `document_mask` a target in another document is `IGNORED` too; what has no next token in
-    its row always is. Rows from number `limit` on are blank: no tokens, targets or documents.
+    its row always is, and so is a target that a supervised store says not to train on. Rows from number
+    `limit` on are blank: no tokens, targets or documents.
     """
 
     def __init__(self, rows: Rows, index: Integers, *, document_mask: bool, limit: int | None = None) -> None:
@@ -50,6 +51,8 @@ class RowBlock:
         filled = np.delete(np.arange(len(index)), self._blank) if len(self._blank) else None
         self._choices = _choose(rows, index, filled)
         self._parts = _make_parts(self._choices, len(index))
+        self._masks = _make_parts(_beside(self._choices, ".mask"), len(index))
+        self._weights = _make_parts(_beside(self._choices, ".weight"), len(index))
         self._cu_seqlens: list[npt.NDArray[np.int32]] | None = None
         self._max_seqlens: list[int] | None = None
 
@@ -57,6 +60,10 @@ class RowBlock:
         """Fill arrays of shape (stop - start, seq_len) with the rows from `start` up to `stop`."""
         for part in self._parts:
             part.copy(start, stop, inputs, targets)
+        if self._masks:
+            # One target is one token further: as for tokens, what comes out as targets is of the next token.
+            trained = self._copy_values(self._masks, start, stop, targets.shape, np.int16)
+            targets[trained == 0] = IGNORED
         if self.document_mask:
             first, last = np.searchsorted(self._document_ends, (start * self.seq_len, stop * self.seq_len)).tolist()
             targets.reshape(-1)[self._document_ends[first:last] - start * self.seq_len] = IGNORED
@@ -64,6 +71,25 @@ class RowBlock:
             blank = self._blank[(self._blank >= start) & (self._blank < stop)] - start
             inputs[blank] = 0
             targets[blank] = IGNORED
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether some rows come from a store that has a weight for each token."""
+        return bool(self._weights)
+
+    def copy_weights(self, start: int, stop: int, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        """The weight of each target's loss; 1 where the store has none."""
+        return self._copy_values(self._weights, start, stop, shape, np.float32)
+
+    def _copy_values(
+        self, parts: list[_Part], start: int, stop: int, shape: tuple[int, ...], dtype: npt.DTypeLike
+    ) -> npt.NDArray[Any]:
+        """What lies beside the tokens, for each target; 1 for rows that have nothing there."""
+        values = np.ones((2, *shape), dtype)
+        for part in parts:
+            part.copy(start, stop, values[0], values[1])
+        of_targets: npt.NDArray[Any] = values[1]
+        return of_targets
 
     @cached_property
     def cover(self) -> Cover:
@@ -108,11 +134,17 @@ def _choose(rows: Rows, index: Integers, filled: Integers | None) -> list[Choice
     return [Choice(c.rows, filled if c.at is None else filled[c.at], c.numbers) for c in choices]
 
 
+def _beside(choices: list[Choice], suffix: str) -> list[Choice]:
+    """Those rows of supervised stores, to be copied from a file beside their tokens."""
+    views = [(choice, choice.rows.documents.view(suffix)) for choice in choices]
+    return [choice._replace(beside=values) for choice, values in views if values is not None]
+
+
 def _make_parts(choices: list[Choice], num_rows: int) -> list[_Part]:
     """One part for all rows of one kind and type, so that a mixture costs no more than its sources."""
     groups: dict[tuple[bool, str], list[Choice]] = {}
     for choice in choices:
-        groups.setdefault((choice.rows.has_lookahead, choice.rows.documents.dtype.str), []).append(choice)
+        groups.setdefault((choice.rows.has_lookahead, choice.source.dtype.str), []).append(choice)
     return [
         _WholePart(some, num_rows) if is_whole else _PiecedPart(some, num_rows)
         for (is_whole, _), some in groups.items()
@@ -124,7 +156,7 @@ class _Part:
 
     def __init__(self, choices: list[Choice], num_rows: int) -> None:
         self._seq_len = choices[0].rows.seq_len
-        self._dtype = choices[0].rows.documents.dtype
+        self._dtype = choices[0].source.dtype
         self._itemsize = self._dtype.itemsize
         self._order: Integers | None = None
         self._at: Integers | None = None
@@ -160,7 +192,7 @@ class _WholePart(_Part):
         self._width = self._seq_len + 1
         starts = [choice.rows.spans(choice.numbers).starts for choice in choices]
         addresses = self._in_order(
-            [c.rows.documents.addresses(some, self._width) for c, some in zip(choices, starts, strict=True)]
+            [c.source.addresses(some, self._width) for c, some in zip(choices, starts, strict=True)]
         )
         # Rows across the end of a shard are copied by themselves; until then any mapped row stands in.
         apart = np.flatnonzero(addresses == 0)
@@ -174,7 +206,7 @@ class _WholePart(_Part):
     def _remember(self, choices: list[Choice], starts: Integers) -> None:
         """Whose the rows are that are copied by themselves, and where they start."""
         owners = self._in_order([np.full(len(choice.numbers), n) for n, choice in enumerate(choices)])
-        self._apart_documents = [choices[n].rows.documents for n in owners[self._apart].tolist()]
+        self._apart_documents = [choices[n].source for n in owners[self._apart].tolist()]
         self._apart_starts: list[int] = starts[self._apart].tolist()
 
     def copy(self, start: int, stop: int, inputs: Array, targets: Array) -> None:
@@ -232,9 +264,7 @@ class _PiecedPart(_Part):
         super().__init__(choices, num_rows)
         spans = [choice.rows.spans(choice.numbers) for choice in choices]
         counts = [np.diff(some.ends, prepend=0) for some in spans]
-        addresses = [
-            c.rows.documents.addresses(some.starts, some.lengths) for c, some in zip(choices, spans, strict=True)
-        ]
+        addresses = [c.source.addresses(some.starts, some.lengths) for c, some in zip(choices, spans, strict=True)]
         order = self._piece_order(counts)
         sizes = self._in_order(counts)
         ends = np.concatenate([[0], np.cumsum(sizes)])
@@ -269,7 +299,7 @@ class _PiecedPart(_Part):
             return {}
         owners = np.repeat(np.arange(len(choices)), [len(some) for some in starts])[order]
         begins = np.concatenate(starts)[order]
-        return {number: (choices[int(owners[number])].rows.documents, int(begins[number])) for number in apart}
+        return {number: (choices[int(owners[number])].source, int(begins[number])) for number in apart}
 
     def copy(self, start: int, stop: int, inputs: Array, targets: Array) -> None:
         """Join the pieces of rows in a scratch array of the stored type, then widen them a few rows at a time."""

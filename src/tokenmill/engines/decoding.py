@@ -44,7 +44,7 @@ class Decoder:
             return bytes(self._library.decode_single_token_bytes(token))
         if kind == "sentencepiece":
             return _piece_bytes(self._library.id_to_piece(token))
-        piece = self._library.id_to_token(token)
+        piece = self._pieces.get(token)
         if piece is None:
             return b""
         if self._byte_level and all(c in _BYTE_OF for c in piece):
@@ -58,6 +58,18 @@ class Decoder:
     @cached_property
     def _special_names(self) -> dict[int, str]:
         return {i: name for name, i in self._tokenizer.special_tokens.items()}
+
+    @cached_property
+    def _pieces(self) -> dict[int, str]:
+        """From the file itself: loading a large vocabulary into the library takes seconds."""
+        config = self._tokenizer.config
+        vocab = config["model"]["vocab"]
+        pieces = (
+            {i: piece for piece, i in vocab.items()}
+            if isinstance(vocab, dict)
+            else dict(enumerate(next(zip(*vocab, strict=True))))
+        )
+        return pieces | {token["id"]: token["content"] for token in config.get("added_tokens") or []}
 
     @cached_property
     def _byte_level(self) -> bool:

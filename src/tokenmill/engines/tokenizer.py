@@ -23,7 +23,7 @@ __all__ = ["Tokenizer", "load_tokenizer", "open_tokenizer"]
 
 Kind = Literal["huggingface", "sentencepiece", "tiktoken", "bytes"]
 
-SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "tiktoken.json")
+SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "tiktoken.json", "chat_template.jinja")
 BYTES_EOS, BYTES_BOS = 256, 257
 BYTES_FILE = "bytes.json"
 
@@ -52,6 +52,25 @@ class Tokenizer:
     def config(self) -> dict[str, Any]:
         """The parsed `tokenizer.json`; empty for other kinds."""
         return _parse_json(self.name, self.files[self.main_file]) if self.kind == "huggingface" else {}
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The Jinja source that renders conversations: a file of its own, or in `tokenizer_config.json`."""
+        if "chat_template.jinja" in self.files:
+            return self.files["chat_template.jinja"].decode("utf-8", "replace")
+        found = _side_settings(self.files).get("chat_template")
+        if isinstance(found, list):
+            named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
+            found = named.get("default")
+        return found if isinstance(found, str) else None
+
+    @property
+    def named_tokens(self) -> dict[str, str]:
+        """Special tokens by the names that templates have for them, such as `bos_token`."""
+        settings = _side_settings(self.files)
+        found = {name: value for name, value in settings.items() if name.endswith("_token")}
+        plain = {name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()}
+        return {name: value for name, value in plain.items() if isinstance(value, str)}
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files, so that a store explains itself."""

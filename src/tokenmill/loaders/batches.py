@@ -50,6 +50,15 @@ class Chunk:
         """1, 2, ... for the documents of a row, 0 for padding."""
         return self._spread(self._block.cover.fill_segment_ids)
 
+    @cached_property
+    def loss_weights(self) -> Array:
+        """The weight of each target's loss: 0 where it has none, 1 where a store says nothing."""
+        weights: Array = (self.targets != IGNORED).astype(np.float32)
+        if self._block.is_weighted:
+            shape = (self._stop - self._start, self.seq_len)
+            weights *= self._block.copy_weights(self._start, self._stop, shape).reshape(weights.shape)
+        return weights
+
     def _spread(self, fill: Callable[[int, int, Array], None]) -> Array:
         """What is known of segments, for every token; a few rows at a time, which stay in the CPU cache."""
         spread = _SPREADS.take(self.inputs.shape)
@@ -115,6 +124,16 @@ class Batch:
     def loss_mask(self) -> Any:
         """1.0 where a token has a target that counts, else 0.0."""
         return self._wrap((self._chunk.targets[self._number] != IGNORED).astype(np.float32))
+
+    @property
+    def loss_weights(self) -> Any:
+        """The weight of each target's loss: that of a store made with --weight-key, else the loss mask."""
+        return self._wrap(self._chunk.loss_weights[self._number])
+
+    @property
+    def attention_mask(self) -> Any:
+        """1 for tokens and 0 for padding; int64, as Transformers wants it."""
+        return self._wrap((self._chunk.segment_ids[self._number] > 0).astype(np.int64))
 
     @property
     def positions(self) -> Any:

@@ -16,14 +16,15 @@ import numpy as np
 from tokenmill.engines import REFERENCES, Engine, Tokenizer, create, open_tokenizer
 from tokenmill.engines.awkward import awkward_strings
 from tokenmill.engines.decoding import Decoder
-from tokenmill.errors import DataError
+from tokenmill.errors import DataError, UsageError
 from tokenmill.pipeline.messages import GateResult, Preview
 from tokenmill.pipeline.plan import InputFile, Span
-from tokenmill.pipeline.reading import read_span
+from tokenmill.pipeline.reading import Render, read_span
 from tokenmill.pipeline.task import Job, surround
 from tokenmill.progress import show_safely
 from tokenmill.readers.base import ReadOptions
 from tokenmill.store.manifest import ParityInfo
+from tokenmill.supervision.rendering import Renderer
 
 __all__ = ["hold_gate", "mismatches", "sample_documents"]
 
@@ -43,8 +44,10 @@ def hold_gate(job: Job, engine: Engine) -> GateResult:
     tokenizer = open_tokenizer(Path(job.store) / "tokenizer", name="tokenizer")
     special_tokens = job.settings.policy.special_tokens
     reference_name = REFERENCES[tokenizer.kind]
+    renderer = job.settings.renderer(tokenizer)
     if job.engine == reference_name:
-        documents = sample_documents(job.inputs, job.settings.reading)
+        documents = sample_documents(job.inputs, job.settings.reading, renderer)
+        _check_trained(renderer)
         parity = ParityInfo(reference=reference_name, num_documents=0, num_bytes=0, num_awkward=0, num_mismatches=0)
         return GateResult(parity, _preview(job, engine, tokenizer, documents))
     awkward = awkward_strings(list(tokenizer.special_tokens))
@@ -52,7 +55,8 @@ def hold_gate(job: Job, engine: Engine) -> GateResult:
     with ThreadPoolExecutor(1) as pool:
         # The reference works without the interpreter's lock, while documents are being read.
         differing_awkward = pool.submit(mismatches, engine, reference, awkward)
-        documents = sample_documents(job.inputs, job.settings.reading)
+        documents = sample_documents(job.inputs, job.settings.reading, renderer)
+        _check_trained(renderer)
         differing = [*differing_awkward.result(), *mismatches(engine, reference, documents)]
     parity = ParityInfo(
         reference=reference_name,
@@ -92,13 +96,30 @@ def _batches(texts: list[str]) -> Iterator[list[str]]:
         yield some
 
 
-def sample_documents(inputs: list[InputFile], options: ReadOptions) -> list[str]:
+def _check_trained(renderer: Renderer | None) -> None:
+    """Refuse data of which nothing, or everything, would be trained on: the fields or the template are wrong."""
+    if renderer is None:
+        return
+    if renderer.num_untrained and not renderer.num_trained:
+        raise UsageError(
+            f"no token would be trained on in any of {renderer.num_untrained:,} examples from all inputs; "
+            "look at the fields and roles of the records: only responses and assistant turns are trained on"
+        )
+    if renderer.num_trained and renderer.num_trained == renderer.num_characters:
+        raise UsageError(
+            "every token would be trained on in all examples that were looked at: prompts are empty, or the template "
+            "writes none; tokenize such data as text with --text-key"
+        )
+
+
+def sample_documents(inputs: list[InputFile], options: ReadOptions, renderer: Renderer | None = None) -> list[str]:
     """At least 1,000 documents and 2 MB, one from each place in turn; all of them when there are fewer.
 
     Long documents wait until the others have run out, because the reference takes a second for
     every few megabytes; they never bring a sample above 32 MB.
     """
-    readers = deque(_documents(inputs[place.input], place, options) for place in _places(inputs))
+    render = renderer.render if renderer is not None else None
+    readers = deque(_documents(inputs[place.input], place, options, render) for place in _places(inputs))
     texts: list[str] = []
     long: list[str] = []
     size = long_size = 0
@@ -136,9 +157,9 @@ def _places(inputs: list[InputFile]) -> Iterator[Span]:
             yield Span(number, file.bytes * part // per_input, file.bytes * (part + 1) // per_input)
 
 
-def _documents(file: InputFile, span: Span, options: ReadOptions) -> Iterator[str]:
+def _documents(file: InputFile, span: Span, options: ReadOptions, render: Render | None) -> Iterator[str]:
     try:
-        for batch in read_span(file, span, options):
+        for batch in read_span(file, span, options, render):
             yield from batch.texts
     except DataError:
         # The run itself meets the same damage and decides what it means.

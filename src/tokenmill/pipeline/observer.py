@@ -82,7 +82,8 @@ class Observer:
     def observe(self, tally: Tally) -> None:
         """Take note of how far the run is; called several times a second, first when tasks begin."""
         if self._clock is None:
-            self._clock = time.monotonic()
+            # Tasks may have begun before anything was shown, while the parity gate was held.
+            self._clock = tally.started if tally.started is not None else time.monotonic()
         self._tally = tally
         work = tally.work
         self._snapshot = Snapshot(

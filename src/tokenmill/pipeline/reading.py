@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,14 +16,23 @@ from tokenmill.readers import reader_for
 from tokenmill.readers.base import ReadOptions
 from tokenmill.readers.parquet import ParquetReader
 
-__all__ = ["TextStream", "line_number", "read_span", "read_spool"]
+__all__ = ["Render", "TextStream", "line_number", "read_span", "read_spool"]
 
 
-def read_span(file: InputFile, span: Span, options: ReadOptions) -> Iterator[TextBatch]:
+Render = Callable[[TextBatch], TextBatch]
+"""Turns the records of supervised data into texts."""
+
+
+def read_span(file: InputFile, span: Span, options: ReadOptions, render: Render | None = None) -> Iterator[TextBatch]:
     """The documents that start inside a span, in input order.
 
     Damage does not raise: what was readable comes first, then a reject that says what is wrong.
     """
+    batches = _read_span(file, span, options)
+    return batches if render is None else map(render, batches)
+
+
+def _read_span(file: InputFile, span: Span, options: ReadOptions) -> Iterator[TextBatch]:
     path = Path(file.path)
     reader = reader_for(file.format, options)
     if isinstance(reader, ParquetReader):
@@ -51,12 +60,13 @@ def _explain_unreadable(path: Path, options: ReadOptions) -> Reject | None:
     return None
 
 
-def read_spool(file: InputFile, task: Task, options: ReadOptions) -> Iterator[TextBatch]:
+def read_spool(file: InputFile, task: Task, options: ReadOptions, render: Render | None = None) -> Iterator[TextBatch]:
     """The documents of a task that a feeder has written to a file of its own."""
     assert task.spool is not None
     reader = reader_for(file.format, options)
     assert not isinstance(reader, ParquetReader)
-    yield from reader.read_stream(open_stream(Path(task.spool), "none"), position=task.spans[0].start)
+    batches = reader.read_stream(open_stream(Path(task.spool), "none"), position=task.spans[0].start)
+    yield from batches if render is None else map(render, batches)
 
 
 class TextStream:

@@ -7,6 +7,7 @@ checked and explained in one place.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -18,6 +19,8 @@ from tokenmill.machine import parse_bytes
 from tokenmill.pipeline.plan import InputFile, default_task_bytes
 from tokenmill.pipeline.settings import OnError, Settings, TokenPolicy
 from tokenmill.readers.base import ReadOptions
+from tokenmill.supervision.rendering import has_specials, split_template
+from tokenmill.supervision.settings import DEFAULT_TEMPLATE, Supervision
 
 __all__ = ["Request"]
 
@@ -34,11 +37,17 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     separator: str | None = None
     whole_files: bool = False
     max_document_bytes: str | int = "256MB"
-    eos: bool = True
+    eos: bool | None = None
     bos: bool | None = None
     eos_token: str | int | None = None
     bos_token: str | int | None = None
-    special_tokens: SpecialTokens = "as-text"
+    special_tokens: SpecialTokens | None = None
+    messages_key: str | None = None
+    prompt_key: str | None = None
+    response_key: str | None = None
+    template: str | None = None
+    chat_template: str | None = None
+    weight_key: str | None = None
     val_fraction: float = 0.0
     seed: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
     limit: Annotated[int, Meta(ge=1, lt=1 << 62)] | None = None
@@ -70,6 +79,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
         return ReadOptions(
             text_key=self.text_key,
             keep_keys=tuple(self.keep_keys),
+            record_keys=self._supervised_keys(),
             separator=self.separator,
             whole_files=self.whole_files,
             max_document_bytes=_size(self.max_document_bytes, "--max-document-bytes"),
@@ -85,11 +95,73 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
         wants_bos = tokenizer.adds_bos or self.bos_token is not None if self.bos is None else self.bos
         if wants_bos and bos is None:
             raise UsageError(f"{tokenizer.name} names no beginning-of-text token; pass --bos-token TOKEN, or --no-bos")
-        if self.eos and eos is None:
+        wants_eos = self.eos if self.eos is not None else self.messages_key is None or self.prompt_key is not None
+        if wants_eos and eos is None:
             raise UsageError(f"{tokenizer.name} names no end-of-text token; pass --eos-token TOKEN, or --no-eos")
         return TokenPolicy(
-            bos_id=bos if wants_bos else None, eos_id=eos if self.eos else None, special_tokens=self.special_tokens
+            bos_id=bos if wants_bos else None,
+            eos_id=eos if wants_eos else None,
+            special_tokens=self.specials_in_text(tokenizer),
         )
+
+    def supervision(self, tokenizer: Tokenizer) -> Supervision | None:
+        """How records become texts, with the templates themselves; None for data that is text already."""
+        if not self._supervised_keys():
+            for name in ("template", "chat_template", "weight_key"):
+                if getattr(self, name) is not None:
+                    raise UsageError(
+                        f"{_flag(name)} is for supervised data; name its fields with --messages-key, or "
+                        "--prompt-key and --response-key"
+                    )
+            return None
+        return Supervision(
+            messages_key=self.messages_key,
+            prompt_key=self.prompt_key,
+            response_key=self.response_key,
+            template=_check_template(self.template) if self.template is not None else DEFAULT_TEMPLATE,
+            chat_template=self._chat_source(tokenizer) if self.messages_key is not None else None,
+            weight_key=self.weight_key,
+            ends_messages=self.eos is True,
+        )
+
+    def specials_in_text(self, tokenizer: Tokenizer) -> SpecialTokens:
+        """How special-token strings are read: as text, unless a template writes them."""
+        supervision = self.supervision(tokenizer)
+        if supervision is None or not has_specials(supervision, tokenizer):
+            return self.special_tokens or "as-text"
+        if self.special_tokens == "as-text":
+            raise UsageError(
+                "--special-tokens as-text would take the special tokens of the template for text; leave the flag out "
+                "(records that have such strings of their own are then rejected), or pass parse"
+            )
+        return self.special_tokens or "error"
+
+    def _supervised_keys(self) -> tuple[str, ...]:
+        if (self.prompt_key is None) != (self.response_key is None):
+            missing = "--response-key" if self.response_key is None else "--prompt-key"
+            raise UsageError(f"{missing} is missing: a prompt and its response are named together")
+        if self.messages_key is None and self.prompt_key is None:
+            return ()
+        keys = Supervision(
+            messages_key=self.messages_key,
+            prompt_key=self.prompt_key,
+            response_key=self.response_key,
+            weight_key=self.weight_key,
+        ).keys
+        if len(set(keys)) < len(keys):
+            raise UsageError(f"one field cannot be two things: {', '.join(keys)}")
+        return keys
+
+    def _chat_source(self, tokenizer: Tokenizer) -> str:
+        if self.chat_template is None:
+            if tokenizer.chat_template is None:
+                raise UsageError(f"{tokenizer.name} has no chat template; pass one with --chat-template FILE")
+            return tokenizer.chat_template
+        try:
+            return Path(self.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise UsageError(f"--chat-template {self.chat_template} cannot be read: {reason}") from None
 
     def settings(self, tokenizer: Tokenizer, inputs: list[InputFile]) -> Settings:
         """The content flags, with automatic values decided."""
@@ -100,6 +172,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
             tokenizer_sha256=tokenizer.sha256,
             policy=self.policy(tokenizer),
             reading=self.reading(),
+            supervision=self.supervision(tokenizer),
             format=self.format,
             val_fraction=self.val_fraction,
             seed=self.seed,
@@ -112,6 +185,13 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     def memory_bytes(self) -> int | None:
         """The budget the user set, or None."""
         return None if self.memory == "auto" else _size(self.memory, "--memory")
+
+
+def _check_template(template: str) -> str:
+    """`\\n` and `\\t` as people type them in a shell are line ends and tabs."""
+    written = template.replace("\\n", "\n").replace("\\t", "\t")
+    split_template(written)
+    return written
 
 
 def _size(value: str | int, flag: str) -> int:
@@ -131,6 +211,7 @@ def _explain(message: str) -> str:
     name = where.rstrip("`")
     kind = get_type_hints(Request).get(name)
     if text.startswith("Invalid enum value"):
-        choices = ", ".join(get_args(kind)) if get_origin(kind) is Literal else "auto, or a number"
-        text += f"; expected one of {choices}"
+        literals = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]
+        choices = ", ".join(choice for part in literals for choice in get_args(part))
+        text += f"; expected {choices}, or a number" if choices == "auto" else f"; expected one of {choices}"
     return f"{_flag(name)}: {text}" if where else text

@@ -87,7 +87,7 @@ def run(request: Request, display: Display, started: LocalExecutor | None = None
     with _signals_raise(), closing(started or start_executor()) as executor:
         paths = _outside(expand_inputs(request.inputs), Path(request.out))
         tokenizer = load_tokenizer(request.tokenizer)
-        choice = choose(tokenizer, request.engine, request.special_tokens)
+        choice = choose(tokenizer, request.engine, request.specials_in_text(tokenizer))
         request.policy(tokenizer)
         files = inspect_inputs(paths, request.format, request.reading())
         settings = request.settings(tokenizer, files)

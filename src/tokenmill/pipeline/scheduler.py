@@ -55,6 +55,8 @@ class Tally(msgspec.Struct):
 
     total_bytes: int
     """Size of the inputs on disk."""
+    started: float | None = None
+    """When the first task was begun, on the monotonic clock."""
     done_bytes: int = 0
     resumed_bytes: int = 0
     """Of these, what earlier attempts had finished."""
@@ -191,6 +193,7 @@ class Scheduler:
 
     def _assign(self, worker: Worker) -> None:
         task = self._spooled.popleft() if self._spooled else heapq.heappop(self._pending)[3]
+        self.tally.started = self.tally.started or time.monotonic()
         self._running[worker] = task
         self._partial[worker] = 0
         worker.send(encode(RunTask(task, hold=self._gate is not None)))

@@ -21,6 +21,8 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.batch import IntArray, Reject, TextBatch, TokenBatch
+from tokenmill.engines import open_tokenizer
+from tokenmill.engines.alignment import Aligner
 from tokenmill.engines.base import Engine
 from tokenmill.errors import DataError
 from tokenmill.files import sync_directory
@@ -30,6 +32,7 @@ from tokenmill.pipeline.reading import line_number, read_span, read_spool
 from tokenmill.pipeline.settings import OnError, Settings, TokenPolicy
 from tokenmill.pipeline.stages import Stages
 from tokenmill.store.shard import DTYPES, ShardWriter, dtype_for
+from tokenmill.supervision.masking import Weights, assemble, weigh_tokens
 
 __all__ = ["Job", "TaskRunner", "surround"]
 
@@ -75,7 +78,13 @@ class TaskRunner:
         self._relieve = relieve
         self._journal = Journal(Path(job.store))
         self._dtype = dtype_for(job.vocab_size)
-        self._special_ids = _special_table(job) if job.settings.policy.special_tokens != "as-text" else None
+        supervised = job.settings.supervision is not None
+        # A template writes special tokens; what records have of them was looked at when they were rendered.
+        watches = job.settings.policy.special_tokens != "as-text" and not supervised
+        self._special_ids = _special_table(job) if watches else None
+        tokenizer = open_tokenizer(Path(job.store) / "tokenizer", name="tokenizer") if supervised else None
+        self._renderer = job.settings.renderer(tokenizer) if tokenizer is not None else None
+        self._aligner = Aligner(tokenizer, job.settings.policy.special_tokens) if tokenizer is not None else None
 
     def run(self, task: Task, run: str) -> TaskOutput:
         """Tokenize one task; it is durable but has no name yet. `run` makes temporary names unique to this attempt."""
@@ -96,15 +105,16 @@ class TaskRunner:
     def _run_span(self, task: Task, span: Span, output: TaskOutput) -> None:
         reading = self._job.settings.reading
         file = self._job.inputs[span.input]
-        batches = read_spool(file, task, reading) if task.spool else read_span(file, span, reading)
+        render = self._renderer.render if self._renderer is not None else None
+        batches = read_spool(file, task, reading, render) if task.spool else read_span(file, span, reading, render)
         clock = time.perf_counter()
         for batch in batches:
             stages = Stages(read=time.perf_counter() - clock)
-            tokens, lengths = self._encode(batch, output, stages)
+            tokens, lengths, weights = self._encode(batch, output, stages)
             for reject in sorted(batch.rejects, key=lambda reject: reject.position):
                 output.reject(span.input, reject)
             clock = time.perf_counter()
-            output.append(span.input, batch, tokens, lengths)
+            output.append(span.input, batch, tokens, lengths, weights)
             stages.write = time.perf_counter() - clock
             stages.num_bytes = batch.num_bytes
             stages.num_rejects = sum(reject.num_documents for reject in batch.rejects)
@@ -112,15 +122,26 @@ class TaskRunner:
             self._report(stages)
             clock = time.perf_counter()
 
-    def _encode(self, batch: TextBatch, output: TaskOutput, stages: Stages) -> tuple[IntArray, npt.NDArray[np.int32]]:
+    def _encode(
+        self, batch: TextBatch, output: TaskOutput, stages: Stages
+    ) -> tuple[IntArray, npt.NDArray[np.int32], Weights | None]:
         started = time.perf_counter()
         encoded = self._encode_texts(batch.texts)
         if self._special_ids is not None:
             encoded = self._handle_specials(batch, encoded, output)
-        dtype = DTYPES[self._dtype][1]
-        tokens = surround(encoded, self._job.settings.policy, dtype=dtype, vocab_size=self._job.vocab_size)
+        tokens, lengths, weights = self._surround(batch, encoded)
         stages.encode += time.perf_counter() - started
-        return tokens
+        return tokens, lengths, weights
+
+    def _surround(
+        self, batch: TextBatch, encoded: TokenBatch
+    ) -> tuple[IntArray, npt.NDArray[np.int32], Weights | None]:
+        policy, vocab_size, dtype = self._job.settings.policy, self._job.vocab_size, DTYPES[self._dtype][1]
+        if self._aligner is None or batch.trained is None:
+            return *surround(encoded, policy, dtype=dtype, vocab_size=vocab_size), None
+        check_range(encoded.ids, vocab_size)
+        weights = weigh_tokens(batch.texts, batch.trained, encoded, self._aligner)
+        return assemble(encoded, weights, batch.trained, bos_id=policy.bos_id, eos_id=policy.eos_id, dtype=dtype)
 
     def _encode_texts(self, texts: list[str]) -> TokenBatch:
         self._relieve()
@@ -160,13 +181,16 @@ class TaskRunner:
             batch.rejects.append(Reject(int(batch.positions[i]), -1, "special-token", detail))
         keep = np.ones(len(batch.texts), bool)
         keep[bad] = False
-        batch.texts = [text for text, good in zip(batch.texts, keep.tolist(), strict=True) if good]
-        batch.positions = batch.positions[keep]
-        if batch.kept is not None:
-            batch.kept = [row for row, good in zip(batch.kept, keep.tolist(), strict=True) if good]
+        batch.keep(keep)
         lengths = np.diff(encoded.offsets)
         ids = encoded.ids[np.repeat(keep, lengths)]
         return TokenBatch(ids, np.concatenate([[0], np.cumsum(lengths[keep])]))
+
+
+def check_range(ids: IntArray, vocab_size: int) -> None:
+    """Ids outside the vocabulary must never be narrowed to others."""
+    if len(ids) and int(ids.max()) >= vocab_size:
+        raise RuntimeError(f"the engine gave id {int(ids.max())}, outside the vocabulary of {vocab_size}")
 
 
 def surround(
@@ -174,8 +198,7 @@ def surround(
 ) -> tuple[IntArray, npt.NDArray[np.int32]]:
     """Put BOS and EOS around each document and narrow the ids, checking their range; also the lengths."""
     ids, offsets = batch.ids, batch.offsets
-    if len(ids) and int(ids.max()) >= vocab_size:
-        raise RuntimeError(f"the engine gave id {int(ids.max())}, outside the vocabulary of {vocab_size}")
+    check_range(ids, vocab_size)
     before, after = policy.bos_id is not None, policy.eos_id is not None
     count = len(batch)
     lengths = (np.diff(offsets) + (before + after)).astype(np.int32)
@@ -222,22 +245,33 @@ class TaskOutput:
         self._record: TaskRecord | None = None
         self.num_parsed = 0
 
-    def append(self, input: int, batch: TextBatch, tokens: IntArray, lengths: npt.NDArray[np.int32]) -> None:
+    def append(
+        self,
+        input: int,
+        batch: TextBatch,
+        tokens: IntArray,
+        lengths: npt.NDArray[np.int32],
+        weights: Weights | None = None,
+    ) -> None:
         self._num_documents += len(batch.texts)
         self._num_lines += batch.num_lines
         self._num_bytes += batch.num_bytes
         inputs = np.full(len(lengths), input, np.int32)
         for split, which in self._assign(batch.texts):
             if which is None:
-                self._writer(split).append(tokens, lengths, inputs=inputs, positions=batch.positions, kept=batch.kept)
+                self._writer(split).append(
+                    tokens, lengths, inputs=inputs, positions=batch.positions, kept=batch.kept, weights=weights
+                )
             elif which.any():
                 kept = batch.kept and [row for row, mine in zip(batch.kept, which.tolist(), strict=True) if mine]
+                chosen = np.repeat(which, lengths)
                 self._writer(split).append(
-                    tokens[np.repeat(which, lengths)],
+                    tokens[chosen],
                     lengths[which],
                     inputs=inputs[which],
                     positions=batch.positions[which],
                     kept=kept,
+                    weights=weights[chosen] if weights is not None else None,
                 )
 
     def reject(self, input: int, reject: Reject) -> None:
@@ -326,8 +360,16 @@ class TaskOutput:
                 dtype=self._dtype,
                 keep_keys=self._job.settings.reading.keep_keys,
                 run=self._run,
+                beside=_files_beside(self._job.settings),
             )
         return self._writers[split]
+
+
+def _files_beside(settings: Settings) -> list[str]:
+    """What supervised stores have beside the tokens."""
+    if settings.supervision is None:
+        return []
+    return [".mask", ".weight"] if settings.supervision.weight_key is not None else [".mask"]
 
 
 def _special_table(job: Job) -> npt.NDArray[np.bool_]:

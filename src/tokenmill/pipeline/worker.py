@@ -6,6 +6,7 @@ turns every error into a message, so that a run ends with a sentence and never w
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -92,6 +93,8 @@ def serve(channel: Channel, payload: bytes) -> None:
     # Kept in a name: the lock goes when nothing refers to it any more.
     lock = Lock(Path(job.store))
     lock.join()
+    # Records of JSON are many objects and no cycles; looking for these takes a third of reading them.
+    gc.set_threshold(1_000_000)
     worker = _Worker(job, channel)
     while True:
         try:

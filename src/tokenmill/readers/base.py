@@ -31,6 +31,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Plain text: what stands between documents, instead of a line end."""
     whole_files: bool = False
     """Plain text: each file is one document."""
+    record_keys: tuple[str, ...] = ()
+    """Fields that make a document together, instead of one text: batches then have records."""
     max_document_bytes: int = 256_000_000
     """The longest text, in bytes of UTF-8."""
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tokenmill.readers.fields import as_kept, find_value
 
-__all__ = ["Refusal", "read_again", "shorten"]
+__all__ = ["Refusal", "read_again", "read_record_again", "shorten"]
 
 KEYS_SHOWN = 6
 
@@ -45,6 +45,16 @@ def read_again(
             where = f"field {'.'.join(parts)!r} has the lone surrogate \\u{code:04x} at character {error.start}"
             return Refusal("lone-surrogate", shorten(f"{where}, which UTF-8 cannot hold"))
     return text, kept
+
+
+def read_record_again(line: bytes | bytearray) -> Refusal:
+    """Why a line is no record."""
+    value = _parse(line)
+    if isinstance(value, Refusal):
+        return value
+    if not isinstance(value, dict):
+        return Refusal("not-an-object", f"the record is {_kind(value)}, not an object")
+    return Refusal("lone-surrogate", "a field of the record has a lone surrogate, which UTF-8 cannot hold")
 
 
 def _parse(line: bytes | bytearray) -> Any:

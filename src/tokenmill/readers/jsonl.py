@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tokenmill.batch import Reject, TextBatch
 from tokenmill.readers.base import ReadOptions, Stream
 from tokenmill.readers.blocks import BYTE_ORDER_MARK, byte_ranges, read_documents, read_file_range
-from tokenmill.readers.diagnosis import Refusal, read_again
+from tokenmill.readers.diagnosis import Refusal, read_again, read_record_again
 from tokenmill.readers.fields import as_kept, find_value, split_key
 
 __all__ = ["JsonlReader"]
@@ -35,7 +35,7 @@ class JsonlReader:
     delimiter = b"\n"
 
     def __init__(self, options: ReadOptions) -> None:
-        self._fields = _Fields(options)
+        self._fields = _RecordFields(options) if options.record_keys else _Fields(options)
         self._max_text = options.max_document_bytes
         # JSON spends at most two bytes per byte of text unless it escapes plain letters.
         self._max_line = 2 * options.max_document_bytes + (64 << 10)
@@ -67,8 +67,9 @@ class JsonlReader:
             if uniform and int((stops - starts).max()) <= self._max_text:
                 decoded = self._fields.decode_block(memoryview(data)[:num_bytes], len(filled))
                 if decoded is not None:
-                    texts, kept = decoded
-                    return TextBatch(texts, filled + position, kept, num_lines=len(starts))
+                    documents, kept = decoded
+                    lines = np.searchsorted(starts, filled) + line if self._fields.are_records else None
+                    return self._batch(documents, filled + position, kept, [], len(starts), lines)
         return self._decode_apart(data, starts, stops, position, line)
 
     def _decode_apart(
@@ -80,8 +81,9 @@ class JsonlReader:
         line: int,
     ) -> TextBatch:
         """Decode each line by itself, because something in the block is not as it should be."""
-        texts: list[str] = []
+        documents: list[Any] = []
         positions: list[int] = []
+        lines: list[int] = []
         kept: list[tuple[Any, ...]] = []
         rejects: list[Reject] = []
         for index, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
@@ -92,22 +94,37 @@ class JsonlReader:
             if isinstance(document, Refusal):
                 rejects.append(Reject(position + start, line + index, document.reason, document.detail))
                 continue
-            texts.append(document[0])
+            documents.append(document[0])
             positions.append(position + start)
+            lines.append(line + index)
             kept.append(document[1])
-        return TextBatch(
-            texts,
+        return self._batch(
+            documents,
             np.array(positions, np.int64),
             kept if self._fields.keep_parts else None,
             rejects,
-            num_lines=len(starts),
+            len(starts),
+            np.array(lines, np.int64),
         )
 
-    def _decode_one(self, record: bytes | bytearray) -> tuple[str, tuple[Any, ...]] | Refusal:
+    def _batch(
+        self,
+        documents: list[Any],
+        positions: npt.NDArray[np.int64],
+        kept: list[tuple[Any, ...]] | None,
+        rejects: list[Reject],
+        num_lines: int,
+        lines: npt.NDArray[np.int64] | None,
+    ) -> TextBatch:
+        if not self._fields.are_records:
+            return TextBatch(documents, positions, kept, rejects, num_lines)
+        return TextBatch([], positions, kept, rejects, num_lines, records=documents, lines=lines)
+
+    def _decode_one(self, record: bytes | bytearray) -> tuple[Any, tuple[Any, ...]] | Refusal:
         if len(record) > self._max_line:
             return Refusal("too-long", f"{len(record):,} bytes in one document, more than --max-document-bytes allows")
         document = self._fields.decode_one(record)
-        if isinstance(document, Refusal) or len(record) <= self._max_text:
+        if isinstance(document, Refusal) or len(record) <= self._max_text or self._fields.are_records:
             return document
         num_bytes = len(document[0].encode())
         if num_bytes > self._max_text:
@@ -115,8 +132,45 @@ class JsonlReader:
         return document
 
 
+class _RecordFields:
+    """A decoder of several fields as they are; one that is missing is None."""
+
+    are_records = True
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.keep_parts = tuple(map(split_key, options.keep_keys))
+        self._parts = tuple(map(split_key, options.record_keys))
+        self._decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+
+    def decode_block(self, data: memoryview, num_records: int) -> tuple[list[Any], list[tuple[Any, ...]] | None] | None:
+        """The documents of `num_records` lines, None if there is anything wrong with one of them."""
+        try:
+            records = self._decoder.decode_lines(data)
+        except _REFUSALS:
+            return None
+        if len(records) != num_records:
+            return None
+        return [self._values(record) for record in records], list(map(self._kept, records)) if self.keep_parts else None
+
+    def decode_one(self, data: bytes | bytearray) -> tuple[Any, tuple[Any, ...]] | Refusal:
+        """The document of one line, or what is wrong with it."""
+        try:
+            record = self._decoder.decode(data)
+        except _REFUSALS:
+            return read_record_again(data)
+        return self._values(record), self._kept(record)
+
+    def _values(self, record: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple([find_value(record, parts) for parts in self._parts])
+
+    def _kept(self, record: dict[str, Any]) -> tuple[str | None, ...]:
+        return tuple(as_kept(find_value(record, parts)) for parts in self.keep_parts)
+
+
 class _Fields:
     """A decoder made for the wanted fields, which skips all others without building them."""
+
+    are_records = False
 
     def __init__(self, options: ReadOptions) -> None:
         self.text_parts = split_key(options.text_key)

@@ -33,6 +33,7 @@ class ParquetReader:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._text_parts = split_key(options.text_key)
+        self._record_parts = [split_key(key) for key in options.record_keys]
         self._keep_parts = [split_key(key) for key in options.keep_keys]
 
     def num_rows(self, path: Path) -> int:
@@ -81,6 +82,12 @@ class ParquetReader:
         """Refuse a file whose columns cannot give the text or the kept fields."""
         import pyarrow.types as types
 
+        if self._record_parts:
+            if not self._record_columns(schema):
+                names = ", ".join(map(repr, schema.names))
+                raise DataError(str(path), f"no column {self._options.record_keys[0]!r}; the columns are {names}")
+            self._check_kept(path, schema)
+            return
         kind = _find_type(schema, self._text_parts)
         wanted = self._options.text_key
         if kind is None:
@@ -88,14 +95,25 @@ class ParquetReader:
         value_kind = kind.value_type if types.is_dictionary(kind) else kind
         if not (_is_string(value_kind) or types.is_null(value_kind)):
             raise DataError(str(path), f"column {wanted!r} has type {kind}, not string; {_advise(schema)}")
+        self._check_kept(path, schema)
+
+    def _check_kept(self, path: Path, schema: Any) -> None:
         for parts in self._keep_parts:
             if _find_type(schema, parts) is None:
                 names = ", ".join(map(repr, schema.names))
                 raise DataError(str(path), f"no column {'.'.join(parts)!r} to keep; the columns are {names}")
 
+    def _record_columns(self, schema: Any) -> list[str]:
+        """Those fields of a record that the file has."""
+        keys = zip(self._options.record_keys, self._record_parts, strict=True)
+        return [key for key, parts in keys if _find_type(schema, parts) is not None]
+
     def _text_bytes(self, group: Any) -> int:
         columns = (group.column(index) for index in range(group.num_columns))
-        return sum(int(c.total_uncompressed_size) for c in columns if c.path_in_schema == self._options.text_key)
+        keys = self._options.record_keys or (self._options.text_key,)
+        inside = tuple(f"{key}." for key in keys)
+        wanted = (c for c in columns if c.path_in_schema in keys or c.path_in_schema.startswith(inside))
+        return sum(int(c.total_uncompressed_size) for c in wanted)
 
     def _batch_rows(self, file: Any, start: int, stop: int) -> int:
         """How many rows hold about `BATCH_BYTES` of text."""
@@ -106,7 +124,8 @@ class ParquetReader:
 
     def _iter_rows(self, file: Any, start: int, stop: int, batch_rows: int) -> Iterator[Any]:
         """Record batches of exactly the rows in `[start, stop)`."""
-        columns = [".".join(parts) for parts in (self._text_parts, *self._keep_parts)]
+        documents = self._record_columns(file.schema_arrow) if self._record_parts else [self._options.text_key]
+        columns = [*documents, *self._options.keep_keys]
         for group, first in _groups_between(file.metadata, start, stop):
             row = first
             for batch in file.iter_batches(batch_rows, row_groups=[group], columns=columns, use_threads=False):
@@ -115,7 +134,26 @@ class ParquetReader:
                     yield batch.slice(from_row - row, to_row - from_row)
                 row += len(batch)
 
+    def _to_records(self, path: Path, rows: Any, position: int, line: int) -> TextBatch:
+        nothing = [None] * len(rows)
+        columns = [
+            _plain(_column(rows, parts)).to_pylist() if _find_type(rows.schema, parts) is not None else nothing
+            for parts in self._record_parts
+        ]
+        everything = list(range(len(rows)))
+        return TextBatch(
+            [],
+            np.arange(position, position + len(rows)),
+            self._kept(path, rows, everything),
+            num_lines=len(rows),
+            num_bytes=rows.nbytes,
+            records=list(zip(*columns, strict=True)),
+            lines=np.arange(line, line + len(rows)),
+        )
+
     def _to_texts(self, path: Path, rows: Any, position: int, line: int) -> TextBatch:
+        if self._record_parts:
+            return self._to_records(path, rows, position, line)
         column = _column(rows, self._text_parts)
         rejects: list[Reject] = []
         try:

@@ -38,6 +38,8 @@ class TextReader:
     def __init__(self, options: ReadOptions) -> None:
         if options.separator is not None and options.whole_files:
             raise UsageError("--separator and --whole-files exclude each other")
+        if options.record_keys:
+            raise UsageError(f"plain text has no field {options.record_keys[0]!r}; supervised data is JSON or Parquet")
         if options.separator == "":
             raise UsageError("--separator is empty; expected at least one character")
         self._lines = options.separator is None

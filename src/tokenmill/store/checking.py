@@ -19,7 +19,7 @@ import xxhash
 
 from tokenmill.errors import StoreError
 from tokenmill.store.manifest import FileInfo, Manifest, ShardInfo
-from tokenmill.store.shard import DTYPES, INDEX_HEADER_BYTES, index_lengths
+from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES, index_lengths
 
 __all__ = ["RESTORE", "CheckedShard", "ShardChecker", "Tally", "check_file"]
 
@@ -115,6 +115,8 @@ class ShardChecker:
             if not damage and suffix == ".idx":
                 damage = index.check()
                 checked.num_documents = shard.num_documents
+            if not damage and suffix in BESIDE:
+                damage = _check_beside(path, suffix, shard)
             if not damage and suffix == ".docs.parquet":
                 damage = _check_sources(path, shard, len(self._manifest.inputs))
             checked.problems += damage
@@ -139,9 +141,11 @@ class ShardChecker:
                 f"{path} holds id {scan.largest}, outside the vocabulary of {vocab_size}; {RESTORE}"
             )
         specials = self._manifest.special_tokens
+        # How a conversation ends is its template's to say.
+        has_messages = self._manifest.settings.get("messages-key") is not None
         for name, token, count, verb in (
             ("BOS", specials.bos_id, scan.num_with_bos, "begin"),
-            ("EOS", specials.eos_id, scan.num_with_eos, "end"),
+            ("EOS", None if has_messages else specials.eos_id, scan.num_with_eos, "end"),
         ):
             if index.is_sound and token is not None and count != shard.num_documents:
                 found = f"{count:,} of {shard.num_documents:,} documents {verb} with the {name} token {token}"
@@ -233,6 +237,19 @@ class _TokenScan:
         if self._specials.eos_id is not None:
             inside = ends[(ends >= 0) & (ends < len(tokens))]
             self.num_with_eos += int(np.count_nonzero(tokens[inside] == self._specials.eos_id))
+
+
+def _check_beside(path: Path, suffix: str, shard: ShardInfo) -> list[str]:
+    """What is wrong with a loss mask or with weights: a value for each token, and values that make sense."""
+    dtype = BESIDE[suffix]
+    if shard.files[suffix].bytes != shard.num_tokens * dtype.itemsize:
+        return [f"{path} does not have a value for each of {shard.num_tokens:,} tokens; {RESTORE}"]
+    values = np.memmap(path, dtype, mode="r") if shard.num_tokens else np.zeros(0, dtype)
+    for first in range(0, len(values), INDEX_PIECE):
+        some = values[first : first + INDEX_PIECE]
+        if not (some <= 1).all() if suffix == ".mask" else not ((some >= 0) & np.isfinite(some)).all():
+            return [f"{path} has a value that is no {suffix[1:]} near token {first:,}; {RESTORE}"]
+    return []
 
 
 def _check_sources(path: Path, shard: ShardInfo, num_inputs: int) -> list[str]:

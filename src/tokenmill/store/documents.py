@@ -63,14 +63,15 @@ class Documents:
     @property
     def mask(self) -> Documents | None:
         """The same documents with one byte per token, 1 where it is trained on; None where all tokens are."""
-        return self._view(".mask")
+        return self.view(".mask")
 
     @property
     def weight(self) -> Documents | None:
         """The same documents with the weight of each token's loss as float16; None where all are 1."""
-        return self._view(".weight")
+        return self.view(".weight")
 
-    def _view(self, suffix: str) -> Documents | None:
+    def view(self, suffix: str) -> Documents | None:
+        """The same documents read from files beside the tokens, None where there are none."""
         if suffix not in self.beside:
             return None
         view = Documents.__new__(Documents)

@@ -59,7 +59,9 @@ def dtype_code(dtype: np.dtype[Any]) -> int:
 class ShardWriter:
     """Writes one shard under temporary names. `name` is relative to the store, such as `train/shard-00000-0000`."""
 
-    def __init__(self, folder: Path, name: str, *, dtype: str, keep_keys: Sequence[str], run: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, *, dtype: str, keep_keys: Sequence[str], run: str, beside: Sequence[str] = ()
+    ) -> None:
         self._code, self._dtype = DTYPES[dtype]
         self._folder = folder
         self._name = name
@@ -70,6 +72,7 @@ class ShardWriter:
         self._bin = _HashedFile(self._temporary(".bin"))
         self._lengths = self._temporary(".len").open("w+b")
         self._documents = _DocumentsFile(self._temporary(".docs.parquet"), keep_keys)
+        self._beside = {suffix: _HashedFile(self._temporary(suffix)) for suffix in beside}
 
     def append(
         self,
@@ -79,12 +82,20 @@ class ShardWriter:
         inputs: npt.NDArray[np.int32],
         positions: npt.NDArray[np.int64],
         kept: list[tuple[Any, ...]] | None,
+        weights: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        """Add documents: their tokens end to end, of the shard's own type, and where each came from."""
+        """Add documents: their tokens end to end, of the shard's own type, and where each came from.
+
+        Supervised data has the weight of each token's loss, which is stored as the files that were asked for.
+        """
         assert tokens.dtype == self._dtype, tokens.dtype
         self._bin.write(tokens.data.cast("B"))
         self._lengths.write(lengths.data.cast("B"))
         self._documents.append(inputs, positions, kept)
+        for suffix, file in self._beside.items():
+            assert weights is not None
+            values = weights > 0 if suffix == ".mask" else weights
+            file.write(np.ascontiguousarray(values, BESIDE[suffix]).view(np.uint8).data)
         self.num_documents += len(lengths)
         self.num_tokens += len(tokens)
 
@@ -96,11 +107,12 @@ class ShardWriter:
         self._lengths.close()
         self._temporary(".len").unlink()
         files = {".bin": self._bin.close(), ".docs.parquet": self._documents.close(), ".idx": index.close()}
+        files |= {suffix: file.close() for suffix, file in self._beside.items()}
         return ShardInfo(self._name, self.num_documents, self.num_tokens, files)
 
     def publish(self) -> None:
         """Give the files their names; the caller syncs the directory once for all shards of a task."""
-        for suffix in (".bin", ".idx", ".docs.parquet"):
+        for suffix in (".bin", ".idx", ".docs.parquet", *self._beside):
             os.replace(self._temporary(suffix), f"{self._folder / self._name}{suffix}")  # noqa: PTH105
 
     def discard(self) -> None:
@@ -108,7 +120,9 @@ class ShardWriter:
         self._bin.abandon()
         self._lengths.close()
         self._documents.abandon()
-        for suffix in (".bin", ".len", ".idx", ".docs.parquet"):
+        for file in self._beside.values():
+            file.abandon()
+        for suffix in (".bin", ".len", ".idx", ".docs.parquet", *self._beside):
             self._temporary(suffix).unlink(missing_ok=True)
 
     def _temporary(self, suffix: str) -> Path:

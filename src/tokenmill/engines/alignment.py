@@ -1,0 +1,97 @@
+"""Where in its text each token lies, in bytes of UTF-8.
+
+The tokens of most tokenizers spell the text byte by byte, so that their lengths say it all; this is checked for
+every document. Where a normalizer has changed the text, the reference library is asked, which keeps count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.batch import IntArray, TokenBatch
+from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.decoding import Decoder
+from tokenmill.engines.tokenizer import Tokenizer, sentencepiece_processor
+
+__all__ = ["Aligner"]
+
+Places = npt.NDArray[np.int64]
+
+
+class Aligner:
+    """Finds the bytes of tokens that an engine has made of texts."""
+
+    def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
+        self._tokenizer = tokenizer
+        self._special_tokens = special_tokens
+        decoder = Decoder(tokenizer)
+        self._spellings = [decoder.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        self._lengths = np.array([len(spelling) for spelling in self._spellings], np.int64)
+        self._normalizes = tokenizer.kind == "sentencepiece" or tokenizer.config.get("normalizer") is not None
+
+    def align(self, texts: list[str], batch: TokenBatch) -> tuple[Places, Places]:
+        """The first byte of each token in its text, and the one past its last."""
+        lengths = self._lengths[batch.ids]
+        ends = np.cumsum(lengths)
+        edges = np.concatenate([[0], ends])[batch.offsets]
+        stops = ends - np.repeat(edges[:-1], np.diff(batch.offsets))
+        starts = stops - lengths
+        sizes = np.array([len(text) if text.isascii() else len(text.encode()) for text in texts], np.int64)
+        doubtful = np.diff(edges) != sizes
+        if self._normalizes:
+            doubtful |= [not text.isascii() for text in texts]
+        for number in np.flatnonzero(doubtful).tolist():
+            some = slice(int(batch.offsets[number]), int(batch.offsets[number + 1]))
+            starts[some], stops[some] = self._align_one(texts[number], batch.ids[some], starts[some], stops[some])
+        return starts, stops
+
+    def _align_one(self, text: str, ids: IntArray, starts: Places, stops: Places) -> tuple[Places, Places]:
+        spelled = b"".join([self._spellings[token] for token in ids.tolist()])
+        data = text.encode()
+        if spelled == data:
+            return starts, stops
+        if spelled == b" " + data:
+            # A space that the tokenizer has put in front of the text.
+            return np.maximum(starts - 1, 0), stops - 1
+        edges = _byte_edges(text)
+        found, spans = self._ask(text)
+        if found != ids.tolist():
+            raise RuntimeError(f"the reference gives other ids for {text[:60]!r} than the engine did")
+        places = np.array(spans, np.int64).reshape(-1, 2)
+        return edges[places[:, 0]], edges[places[:, 1]]
+
+    @cached_property
+    def _ask(self) -> Callable[[str], tuple[list[int], list[tuple[int, int]]]]:
+        """The library's own answer: ids, and spans of characters."""
+        if self._tokenizer.kind == "sentencepiece":
+            processor: Any = sentencepiece_processor(self._tokenizer.files[self._tokenizer.main_file])
+
+            def ask_sentencepiece(text: str) -> tuple[list[int], list[tuple[int, int]]]:
+                pieces = processor.encode(text, out_type="immutable_proto").pieces
+                return [piece.id for piece in pieces], [(piece.begin, piece.end) for piece in pieces]
+
+            return ask_sentencepiece
+        import tokenizers
+
+        library = tokenizers.Tokenizer.from_buffer(self._tokenizer.files[self._tokenizer.main_file])
+        library.no_truncation()
+        library.no_padding()
+        library.encode_special_tokens = self._special_tokens == "as-text"
+
+        def ask(text: str) -> tuple[list[int], list[tuple[int, int]]]:
+            encoding = library.encode(text, add_special_tokens=False)
+            return encoding.ids, encoding.offsets
+
+        return ask
+
+
+def _byte_edges(text: str) -> Places:
+    """The place in UTF-8 of each character of a text, and of its end."""
+    codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    widths = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
+    return np.concatenate([[0], np.cumsum(widths)])

@@ -1,0 +1,8 @@
+"""`inspect`: what a store holds, for people to look at: totals, lengths, and single documents."""
+
+from __future__ import annotations
+
+from tokenmill.inspection.documents import render_document, render_row
+from tokenmill.inspection.overview import overview_json, render_overview
+
+__all__ = ["overview_json", "render_document", "render_overview", "render_row"]

@@ -1,0 +1,1 @@
+"""Supervised data: records become texts of which only some characters are trained on."""
