@@ -54,6 +54,11 @@ def loss_of(layout: str, batch: Any, model: Bigram) -> Any:
     if layout == "megatron":
         losses = functional.cross_entropy(model(batch["tokens"]).transpose(1, 2), batch["labels"], reduction="none")
         return (losses * batch["loss_mask"]).sum() / batch["loss_mask"].sum()
+    if layout == "sft":
+        losses = functional.cross_entropy(
+            model(batch["input_ids"]).transpose(1, 2), batch["target_ids"], reduction="none"
+        )
+        return (losses * batch["loss_mask"]).sum() / batch["loss_mask"].sum()
     if layout == "torchtitan":
         inputs, labels = batch
         return functional.cross_entropy(model(inputs["input"]).flatten(0, 1), labels.flatten())
@@ -67,7 +72,7 @@ def loss_of(layout: str, batch: Any, model: Bigram) -> Any:
 
 
 def tokens_of(layout: str, batch: Any) -> Any:
-    names = {"hf": "input_ids", "megatron": "tokens", "olmo": "input_ids", "maxtext": "inputs"}
+    names = {"hf": "input_ids", "sft": "input_ids", "megatron": "tokens", "olmo": "input_ids", "maxtext": "inputs"}
     if layout == "torchtitan":
         return batch[0]["input"]
     return batch.inputs if layout == "xy" else batch[names[layout]]
@@ -94,7 +99,7 @@ def test_no_loss_crosses_a_document(documents: list[list[int]], store: Any, layo
         tokens = tokens_of(layout, batch)
         trained = set(torch.nonzero(gradient.abs().sum(1)).flatten().tolist())
         # Only concat rows know the token behind the row, and only shifted labels can use it.
-        sees_ahead = packing == "concat" and layout in ("xy", "megatron", "torchtitan", "maxtext")
+        sees_ahead = packing == "concat" and layout in ("xy", "sft", "megatron", "torchtitan", "maxtext")
         for row in tokens.tolist():
             for place, token in enumerate(row):
                 follower = row[place + 1] if place + 1 < SEQ_LEN else next_of.get(token) if sees_ahead else None

@@ -100,7 +100,7 @@ def _describe_document(
     documents = store.splits[split]
     yield "document", f"{number:,} of {split} ({documents.num_documents:,} documents), {num_tokens:,} tokens"
     if trained is not None:
-        yield "trained", f"{sum(trained):,} tokens, {100 * sum(trained) / max(1, num_tokens):.1f}% (green)"
+        yield "trained", f"{sum(trained):,} tokens, {100 * sum(trained) / max(1, num_tokens):.1f}%"
     (row,) = read_sources(documents, [number])
     yield "from", f"{show_safely(store.manifest.inputs[row['input']].path)}, position {row['position']:,}"
     for name, value in row.items():

@@ -116,6 +116,16 @@ class Batch:
         return 2
 
     @property
+    def input_ids(self) -> Any:
+        """The inputs, as supervised trainers call them."""
+        return self.inputs
+
+    @property
+    def target_ids(self) -> Any:
+        """The targets, as supervised trainers call them."""
+        return self.targets
+
+    @property
     def is_masked(self) -> bool:
         """Whether documents of a row are kept apart."""
         return self._chunk.is_masked

@@ -46,6 +46,16 @@ def hf(batch: Batch) -> dict[str, Any]:
     }
 
 
+def sft(batch: Batch) -> dict[str, Any]:
+    """Supervised arrays: targets are shifted, and `loss_mask` has the weights where the store has some."""
+    return {
+        "input_ids": batch.inputs,
+        "target_ids": _ids_only(batch.targets),
+        "attention_mask": batch.attention_mask,
+        "loss_mask": batch.loss_weights,
+    }
+
+
 def megatron(batch: Batch) -> dict[str, Any]:
     """Megatron-LM: labels are shifted and always ids; `loss_mask` says which count."""
     return {
@@ -108,6 +118,7 @@ def _ids_only(targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
 LAYOUTS: dict[str, Layout] = {
     "xy": xy,
     "hf": hf,
+    "sft": sft,
     "megatron": megatron,
     "torchtitan": torchtitan,
     "olmo": olmo,

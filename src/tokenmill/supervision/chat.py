@@ -79,16 +79,24 @@ class ChatTemplate:
         self._template, self._is_recordable, self._has_tags = _compile(source)
         known = "|".join(map(re.escape, sorted(specials, key=len, reverse=True)))
         self._specials = re.compile(known or "(?!)")
-        self._blank_after_special = re.compile(rf"(?:{known})(\s+)$" if known else "(?!)")
+        self._ends = tuple(specials)
         self._recordings: dict[tuple[str, ...], list[_Recording] | None] = {}
 
     def apply(self, messages: list[Message], tools: Any = None) -> tuple[str, list[Turn]] | Refusal:
         """The text of a conversation and the assistant's turns in it, or why there is none."""
         try:
             recorded = self._repeat(messages) if self._is_recordable and tools is None else None
-            return recorded or self._render_anew(messages, tools)
+            text, turns = recorded or self._render_anew(messages, tools)
         except _Refused as refused:
             return Refusal("chat-template", shorten(str(refused)))
+        return text, turns if self._has_tags else [self._trim(text, turn) for turn in turns]
+
+    def _trim(self, text: str, turn: Turn) -> Turn:
+        """A turn without the white space that a template writes behind its end-of-turn token."""
+        if not text[turn.stop - 1 : turn.stop].isspace():
+            return turn
+        said = text[turn.start : turn.stop].rstrip()
+        return turn._replace(stop=turn.start + len(said)) if self._ends and said.endswith(self._ends) else turn
 
     def _repeat(self, messages: list[Message]) -> tuple[str, list[Turn]] | None:
         """The same from a recording, None where contents are not plain texts or cannot be followed."""
@@ -172,14 +180,11 @@ class ChatTemplate:
         raise _disagrees(number)
 
     def _find_stop(self, render: _Renders, whole: Rope, messages: list[Message], number: int) -> Place:
-        """The end of the turn, without white space behind its end-of-turn token."""
+        """The end of the turn: where the next one would begin."""
         up_to = messages[: number + 1]
         turn = self._without_prompt(whole if len(up_to) == len(messages) else render.maybe(up_to, False))
         place = whole.find_end_of(turn) if turn is not None else None
-        if place is None:
-            place = self._find_stop_in_history(render, whole, up_to)
-        blank = self._blank_after_special.search(whole.before(place))
-        return whole.back(place, len(blank.group(1))) if blank else place
+        return place if place is not None else self._find_stop_in_history(render, whole, up_to)
 
     def _find_stop_in_history(self, render: _Renders, whole: Rope, up_to: list[Message]) -> Place:
         """For templates that write the last turn in another way: rendered with another turn behind it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import NamedTuple
 
-from tokenmill.supervision.recording import Piece, Slot, value_of
+from tokenmill.supervision.recording import Piece, value_of
 
 __all__ = ["Place", "Rope"]
 
@@ -54,22 +54,6 @@ class Rope:
         if not isinstance(last, str) or not last.endswith(end):
             return None
         return Rope([*self.pieces[:-1], last[: -len(end)]])
-
-    def before(self, place: Place) -> str:
-        """The constant characters right before a place, as far as they go."""
-        piece, offset = place
-        if offset == 0:
-            piece, offset = piece - 1, -1
-        text = self.pieces[piece] if piece >= 0 else ""
-        if isinstance(text, Slot):
-            return ""
-        return text if offset < 0 else text[:offset]
-
-    def back(self, place: Place, count: int) -> Place:
-        """The place that many constant characters earlier."""
-        if place.offset:
-            return Place(place.piece, place.offset - count)
-        return Place(place.piece - 1, len(self.pieces[place.piece - 1]) - count)
 
     def fill(self, contents: list[str]) -> tuple[str, list[int]]:
         """The text with contents in their places, and where each piece starts."""
