@@ -229,3 +229,25 @@ def test_all_derived_fields_agree_with_each_other(
             assert batch.max_seqlen == np.diff(batch.cu_seqlens).max()
         rows = loader.rows
         assert seen == rows.num_tokens
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("document_mask", [True, False])
+def test_olmo_lengths_add_up_to_rows_with_their_padding(store: Any, packing: Any, document_mask: bool) -> None:
+    loader = tm.load(
+        store.path,
+        seq_len=SEQ_LEN,
+        batch_size=BATCH,
+        packing=packing,
+        layout="olmo",
+        document_mask=document_mask,
+        epochs=1,
+    )
+    plain = tm.load(
+        store.path, seq_len=SEQ_LEN, batch_size=BATCH, packing=packing, document_mask=document_mask, epochs=1
+    )
+    for batch, other in zip(loader, plain, strict=True):
+        assert (batch["doc_lens"].sum(1) == SEQ_LEN).all()
+        if document_mask:
+            lengths = batch["doc_lens"][batch["doc_lens"] > 0]
+            assert np.cumsum(lengths).tolist() == other.cu_seqlens[1:].tolist()

@@ -132,8 +132,39 @@ def test_a_source_that_is_exhausted_leaves_its_share_to_the_others() -> None:
     assert (source[np.flatnonzero(source == 0)[-1] + 1 :] == 2).all()
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_rounding_does_not_add_up_over_stages(data: st.DataObject) -> None:
+    count = data.draw(st.integers(2, 6))
+    weights = st.lists(st.floats(0.001, 1.0), min_size=count, max_size=count)
+    rows = sorted(data.draw(st.sets(st.integers(1, 3000), max_size=200)))
+    changes = {0: data.draw(weights)} | {row: data.draw(weights) for row in rows}
+    mixture = tm.mix(
+        [(Counted(500), weight) for weight in changes[0]],
+        seed=data.draw(st.integers(0, 99)),
+        stages={row: changes[row] for row in rows},
+    )
+    source, _ = assign(mixture, 3500)
+    shares = np.empty((3500, count))
+    for row, some in changes.items():
+        shares[row:] = np.array(some) / sum(some)
+    given = np.cumsum(source[:, None] == np.arange(count), axis=0)
+    assert np.abs(given - np.cumsum(shares, axis=0)).max() < 3
+    assert mixture.counts(3500) == given[-1].tolist()
+
+
+def test_a_slice_weighs_what_its_rows_hold(tmp_path: Path) -> None:
+    uneven = tm.open(make_store(tmp_path / "uneven", [[1] * 16] * 100 + [[2] * 2] * 100))
+    flat = tm.open(make_store(tmp_path / "flat", [[3] * 16] * 200))
+    rows = tm.take(tm.pack(uneven, seq_len=16, method="pad"), 100)
+    assert rows.num_tokens == 1600
+    mixture = tm.mix([(rows, 0.5), (tm.pack(flat, seq_len=16, method="pad"), 0.5)])
+    batch = next(iter(tm.Loader(mixture, batch_size=400)))
+    assert (batch.inputs == 1).sum() == (batch.inputs == 3).sum()
+
+
 def test_repeat_goes_round_for_ever() -> None:
-    mixture = tm.mix([(Counted(10), 1), (Counted(10), 1)], max_epochs=1)
+    mixture = tm.mix([(Counted(10), 1), (Counted(10), 1)])
     assert mixture.limit is None
     assert assign(mixture, 200)[1].max() == 99
 
@@ -164,7 +195,8 @@ def test_the_seed_changes_the_pattern_and_the_fingerprint() -> None:
         ([(Counted(3), 0.0)], {}, "not all 0"),
         ([(Counted(3), float("nan"))], {}, "must be numbers"),
         ([(Counted(3), 1.0)], {"stages": {5: [1, 2]}}, "the stage at row 5 has 2 weights for 1 sources"),
-        ([(Counted(3), 1.0)], {"stages": {-5: [1]}}, "the stage at row -5"),
+        ([(Counted(3), 1.0)], {"stages": {-5: [1]}}, "a stage cannot begin at row -5"),
+        ([(Counted(3), 1.0)], {"max_epochs": 1}, "pass on_exhausted='stop' or 'renormalize'"),
         ([(Counted(3), 1.0)], {"on_exhausted": "cry"}, "on_exhausted 'cry' is unknown"),
         ([(Counted(3), 1.0)], {"max_epochs": 0, "on_exhausted": "stop"}, "max_epochs 0 must be above 0"),
         ([(Counted(3), 1.0)], {"stages": {1.5: [1]}}, "the row of a stage 1.5 must be a whole number"),

@@ -22,8 +22,8 @@ from tokenmill.errors import UsageError
 __all__ = ["MixedRows", "mix"]
 
 OnExhausted = Literal["repeat", "stop", "renormalize"]
-LARGEST_TOTAL = 1 << 20
-"""Weights are whole numbers with at most this sum, so shares are exact to a millionth."""
+LARGEST_TOTAL = 1 << 31
+"""Weights are whole numbers with about this sum at most: squared it still fits 64 bits, and shares are exact to 10^-9."""
 NEVER = 1 << 62
 
 
@@ -90,8 +90,14 @@ class MixedRows(Rows):
         for epochs in self._max_epochs:
             if epochs is not None and not 0 < epochs < float("inf"):
                 raise UsageError(f"max_epochs {epochs!r} must be above 0, or None for no bound")
+            if epochs is not None and self._on_exhausted == "repeat":
+                raise UsageError(
+                    f"max_epochs {epochs!r} needs to know what comes after it: pass on_exhausted='stop' or 'renormalize'"
+                )
         for row, weights in self._weights.items():
-            if row < 0 or len(weights) != len(self._sources):
+            if row < 0:
+                raise UsageError(f"a stage cannot begin at row {row}; rows are counted from 0")
+            if len(weights) != len(self._sources):
                 raise UsageError(f"the stage at row {row} has {len(weights)} weights for {len(self._sources)} sources")
             if not all(0 <= weight < float("inf") for weight in weights) or not sum(weights) > 0:
                 raise UsageError(f"weights {weights} must be numbers of at least 0, and not all 0")
@@ -102,28 +108,30 @@ class MixedRows(Rows):
         changes = sorted(self._weights)
         stages: list[_Stage] = []
         start, given = 0, [0] * len(self._sources)
+        owed = [Fraction(0)] * len(self._sources)
         alive = [True] * len(self._sources)
         while True:
             asked = self._weights[changes[bisect_right(changes, start) - 1]]
             weights = self._row_weights([weight * lives for weight, lives in zip(asked, alive, strict=True)])
-            stage = _Stage(start, weights, given, make_key(self._seed, 2))
+            stage = _Stage(start, weights, given, make_key(self._seed, 2), owed)
             stages.append(stage)
             upcoming = next((row for row in changes if row > start), NEVER)
             end, exhausted = stage.first_over(bounds, upcoming)
             if end >= NEVER or not any(weights):
                 return stages
+            owed = stage.owed_at(end)
             start, given = end, stage.counts(end)
             if exhausted is None:
                 continue
             if self._on_exhausted == "stop":
-                stages.append(_Stage(start, [0] * len(bounds), given, 0))
+                stages.append(_Stage(start, [0] * len(bounds), given, 0, owed))
                 return stages
             alive[exhausted] = False
 
     def _bound(self, number: int) -> int:
         epochs = self._max_epochs[number]
         rows = self._sources[number]
-        bound = NEVER if epochs is None or self._on_exhausted == "repeat" else int(epochs * rows.num_rows)
+        bound = NEVER if epochs is None else int(Fraction(str(epochs)) * rows.num_rows)
         return bound if rows.limit is None else min(bound, rows.limit)
 
     def _row_weights(self, fractions: Sequence[float]) -> list[int]:
@@ -222,14 +230,18 @@ class _Node(NamedTuple):
 
 
 class _Stage:
-    """Weights from row `start` on; sources had given `given` rows before."""
+    """Weights from row `start` on; sources had given `given` rows before, and `owed` is what that was short of their share.
 
-    def __init__(self, start: int, weights: list[int], given: list[int], key: int) -> None:
+    What is owed goes into the phases, so that rounding does not add up from stage to stage.
+    """
+
+    def __init__(self, start: int, weights: list[int], given: list[int], key: int, owed: list[Fraction]) -> None:
         self.start = start
         self.weights = weights
         self.given = given
+        self._owed = owed
         ordered = sorted((number for number, weight in enumerate(weights) if weight), key=lambda n: (-weights[n], n))
-        self._tree = _make_tree(ordered, weights, key) if ordered else None
+        self._tree = _make_tree(ordered, weights, key, owed) if ordered else None
 
     def assign(self, index: Integers, at: Integers) -> list[tuple[int, Integers, Integers]]:
         """Each source that has some of the rows, their places `at`, and their numbers in the source."""
@@ -260,6 +272,12 @@ class _Stage:
             _count(self._tree, row - self.start, counts)
         return counts
 
+    def owed_at(self, row: int) -> list[Fraction]:
+        """Exact shares up to a row of this stage, less what was given."""
+        total, count = sum(self.weights), row - self.start
+        now = zip(self._owed, self.weights, self.counts(row), self.given, strict=True)
+        return [owed + Fraction(weight * count, total) - (after - before) for owed, weight, after, before in now]
+
     def first_over(self, bounds: list[int], end: int) -> tuple[int, int | None]:
         """The first row at which a source would give more than its bound, and which one; `end` if none before."""
         first, which = end, None
@@ -279,21 +297,26 @@ class _Stage:
         return first, which
 
 
-def _make_tree(ordered: list[int], weights: list[int], key: int) -> _Node | int:
-    """Split the sources, in order of descending weight, where the halves weigh most equally."""
+def _make_tree(ordered: list[int], weights: list[int], key: int, owed: list[Fraction]) -> _Node | int:
+    """Split the sources, in order of descending weight, where the halves weigh most equally.
+
+    The phase of a fork comes from the seed, moved by what its left half is owed beyond its share of what both are.
+    """
     if len(ordered) == 1:
         return ordered[0]
     total = sum(weights[number] for number in ordered)
     sums = np.cumsum([weights[number] for number in ordered])[:-1]
     cut = int(np.argmin(np.abs(2 * sums - total))) + 1
     left_weight = int(sums[cut - 1])
-    phase = make_key(key, *ordered) % total
+    left, right = ordered[:cut], ordered[cut:]
+    owed_left, owed_right = (sum((owed[number] for number in half), Fraction(0)) for half in (left, right))
+    moved = make_key(key, *ordered) % total + owed_left * total - left_weight * (owed_left + owed_right)
     return _Node(
         left_weight,
         total,
-        phase,
-        _make_tree(ordered[:cut], weights, key),
-        _make_tree(ordered[cut:], weights, key),
+        min(max(int(moved), 0), total - 1),
+        _make_tree(left, weights, key, owed),
+        _make_tree(right, weights, key, owed),
     )
 
 

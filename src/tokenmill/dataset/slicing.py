@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+import numpy as np
+
 from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows, whole_number
 from tokenmill.errors import UsageError
 from tokenmill.store.documents import Documents
@@ -12,6 +14,7 @@ from tokenmill.store.store import TokenSource
 
 __all__ = ["SlicedRows", "deny", "skip", "slice_", "take"]
 
+ROWS_AT_ONCE = 1 << 16
 Whole = TypeVar("Whole", Rows, Documents)
 
 
@@ -52,7 +55,20 @@ class SlicedRows(Rows):
         self._rows = rows
         self._start = start
         self.seq_len, self.num_rows = rows.seq_len, stop - start
-        self.num_tokens = rows.num_tokens * self.num_rows // rows.num_rows
+        self.num_tokens = self._count_tokens()
+
+    def _count_tokens(self) -> int:
+        """Rows that look ahead are full; of others the lengths are looked up, since a mixture goes by them."""
+        if all(leaf.has_lookahead for leaf in self._rows.leaves()):
+            return self.num_rows * self.seq_len
+        total = 0
+        for first in range(0, self.num_rows, ROWS_AT_ONCE):
+            index = np.arange(first, min(first + ROWS_AT_ONCE, self.num_rows)) + self._start
+            for choice in self._rows.resolve(index):
+                spans = choice.rows.spans(choice.numbers)
+                lookahead = len(choice.numbers) if choice.rows.has_lookahead else 0
+                total += int(spans.lengths.sum()) - lookahead
+        return total
 
     def resolve(self, index: Integers) -> list[Choice]:
         """Ask for rows of the first epoch."""
@@ -70,7 +86,7 @@ class SlicedRows(Rows):
 
     def title(self) -> str:
         """One line for the tree."""
-        return f"rows {self._start:,} to {self._start + self.num_rows:,}"
+        return f"rows {self._start:,} to {self._start + self.num_rows:,}: {self.num_tokens:,} tokens"
 
     def parts(self) -> list[tuple[str, Rows]]:
         """What is sliced."""

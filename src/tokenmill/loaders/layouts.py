@@ -15,7 +15,10 @@ import numpy.typing as npt
 from tokenmill.dataset.copying import IGNORED
 from tokenmill.loaders.batches import Batch
 
-__all__ = ["LAYOUTS", "Layout"]
+__all__ = ["LAYOUTS", "RAGGED", "Layout"]
+
+RAGGED = {"doc_lens", "max_doc_lens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+"""Parts of batches that have no value for each token."""
 
 Layout = Callable[[Batch], Any]
 """Turns a batch of numpy arrays into what a trainer's step takes."""
@@ -72,19 +75,20 @@ def torchtitan(batch: Batch) -> tuple[dict[str, Any], Any]:
 
 
 def olmo(batch: Batch) -> dict[str, Any]:
-    """OLMo-core: the lengths of documents, padded with 0; `label_mask` is that of unshifted labels."""
+    """OLMo-core: the lengths of documents in each row, filled up with 0; `label_mask` is that of unshifted labels."""
     label_mask = np.zeros(batch.targets.shape, np.bool_)
     label_mask[:, 1:] = batch.targets[:, :-1] != IGNORED
-    lengths = [[length for _, _, length in row] for row in batch.documents]
-    if not batch.is_masked:
-        lengths = [[sum(some)] for some in lengths]
-    doc_lens = np.zeros((len(lengths), max(map(len, lengths))), np.int32)
-    for row, some in enumerate(lengths):
-        doc_lens[row, : len(some)] = some
+    num_rows, seq_len = batch.inputs.shape
+    edges = np.asarray(batch.cu_seqlens) if batch.is_masked else np.arange(0, (num_rows + 1) * seq_len, seq_len)
+    # OLMo-core lays rows end to end and adds lengths up, so padding is a document too.
+    rows = edges[:-1] // seq_len
+    places = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    doc_lens = np.zeros((num_rows, int(places.max()) + 1), np.int32)
+    doc_lens[rows, places] = np.diff(edges)
     return {
         "input_ids": batch.inputs,
         "doc_lens": doc_lens,
-        "max_doc_lens": [max(some, default=0) for some in lengths],
+        "max_doc_lens": doc_lens.max(axis=1).tolist(),
         "label_mask": label_mask,
     }
 
