@@ -23,7 +23,7 @@ __all__ = ["MixedRows", "mix"]
 
 OnExhausted = Literal["repeat", "stop", "renormalize"]
 LARGEST_TOTAL = 1 << 31
-"""Weights are whole numbers with about this sum at most: squared it still fits 64 bits, and shares are exact to 10^-9."""
+"""Weights are whole numbers with about this sum at most: its square fits 64 bits, and shares are exact to 10^-9."""
 NEVER = 1 << 62
 
 
@@ -92,7 +92,7 @@ class MixedRows(Rows):
                 raise UsageError(f"max_epochs {epochs!r} must be above 0, or None for no bound")
             if epochs is not None and self._on_exhausted == "repeat":
                 raise UsageError(
-                    f"max_epochs {epochs!r} needs to know what comes after it: pass on_exhausted='stop' or 'renormalize'"
+                    f"max_epochs {epochs!r} does not say what comes after it: pass on_exhausted='stop' or 'renormalize'"
                 )
         for row, weights in self._weights.items():
             if row < 0:
@@ -230,7 +230,7 @@ class _Node(NamedTuple):
 
 
 class _Stage:
-    """Weights from row `start` on; sources had given `given` rows before, and `owed` is what that was short of their share.
+    """Weights from row `start` on; sources had given `given` rows before, which was `owed` short of their shares.
 
     What is owed goes into the phases, so that rounding does not add up from stage to stage.
     """
