@@ -16,15 +16,15 @@ ROOT = Path(tokenmill.__file__).parent
 LEVELS = [
     {"errors", "compression", "files", "batch", "machine", "progress"},
     {"readers", "engines", "executors"},
-    {"store"},
+    {"store", "supervision"},
     {"pipeline", "dataset"},
-    {"loaders"},
+    {"loaders", "exporters"},
     {"verification", "comparison", "inspection", "status", "training", "summary", "tracing"},
     {"demo"},
     {"cli"},
     {"__main__"},
 ]
-SEAMS = {"readers", "engines", "executors", "loaders"}
+SEAMS = {"readers", "engines", "executors", "loaders", "exporters"}
 HEAVY = {
     "torch",
     "jax",
@@ -37,6 +37,7 @@ HEAVY = {
     "awkward",
     "sentencepiece",
     "tiktoken",
+    "array_record",
 }
 ONLY_IN = {
     "gigatoken": {"engines/gigatoken.py"},
@@ -44,11 +45,13 @@ ONLY_IN = {
     "sentencepiece": {"engines/tokenizer.py"},
     "tiktoken": {"engines/tiktoken.py"},
     "tiktoken_ext": {"engines/tiktoken.py"},
-    "torch": {"loaders/torch.py"},
+    "torch": {"loaders/torch.py", "exporters/pt.py", "store/foreign/pt.py"},
     "jax": {"loaders/jax.py"},
     "grain": {"loaders/grain.py"},
     "tensorflow": {"loaders/tf.py"},
     "ray": set(),
+    "array_record": {"exporters/arrayrecord.py"},
+    "datasets": set(),
 }
 
 

@@ -1,9 +1,9 @@
-"""Shards read by other projects' own readers, each in an environment of its own.
+"""Exports and shards read by other projects' own readers, each in an environment of its own.
 
     make test-interop
 
-Builds `.interop/NAME` from PyPI when it is not there, makes small stores, and lets the other project
-read them as they are: tokens and document boundaries must be equal.
+Builds `.interop/NAME` from PyPI when it is not there, makes small stores, exports them, and lets the other
+project read the files: tokens and document boundaries must be equal. With names of projects as arguments, only those.
 """
 
 from __future__ import annotations
@@ -12,90 +12,125 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-HOME = ROOT / ".interop"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-MEGATRON = """
-import json, sys
-import numpy as np
-from megatron.core.datasets.indexed_dataset import IndexedDataset
-for prefix, expected in json.load(open(sys.argv[1])):
-    for mmap in (True, False):
-        data = IndexedDataset(prefix, mmap=mmap)
-        assert len(data) == len(expected), (len(data), len(expected))
-        for number, ids in enumerate(expected):
-            assert data[number].tolist() == ids, (prefix, number)
-        assert data.document_indices.tolist() == list(range(len(expected) + 1))
-        assert data.sequence_lengths.tolist() == [len(ids) for ids in expected]
-    print(prefix.split("/")[-1], data.index.dtype.__name__, len(data), "documents equal")
-"""
+from tests.exports import documents_of, rows_of
+from tests.interop.environments import environment
+from tests.interop.stores import make_stores
+from tokenmill.exporters import export, litdata, mds
+from tokenmill.store.store import TokenStore
 
-PEERS = {"megatron": ["torch==2.13.0", "numpy", "megatron-core>=0.12"]}
+PEERS = Path(__file__).parent / "peers"
+SEQ_LEN = 129
+Case = dict[str, Any]
+Stores = dict[str, TokenStore]
 
 
-def environment(name: str) -> Path:
-    python = HOME / name / "bin" / "python"
-    if not (HOME / name / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(HOME / name)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--upgrade", "pip"], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *PEERS[name]], check=True)
-        (HOME / name / "ready").touch()
-    return python
+def megatron(stores: Stores, folder: Path) -> Iterator[Case]:
+    """The store itself, one merged pair, and links."""
+    for name, store in stores.items():
+        documents = documents_of(store.split())
+        shards = [shard.name for shard in store.manifest.splits["train"].shards]
+        yield {"name": f"{name}, shards", "prefixes": [f"{store.path}/{one}" for one in shards], "documents": documents}
+        export(store.path, folder / f"{name}-merged", to="megatron")
+        yield {"name": f"{name}, merged", "prefixes": [f"{folder}/{name}-merged/train"], "documents": documents}
+        export(store.path, folder / f"{name}-links", to="megatron", links=True)
+        prefixes = [f"{folder}/{name}-links/{one}" for one in shards]
+        yield {"name": f"{name}, links", "prefixes": prefixes, "documents": documents}
+    export(stores["narrow"].path, folder / "val", to="megatron", split="val")
+    yield {"name": "val", "prefixes": [f"{folder}/val/val"], "documents": documents_of(stores["narrow"].split("val"))}
 
 
-def make_stores(folder: Path) -> list[tuple[str, list[list[int]]]]:
-    """One store of uint16 and one of int32, with an empty document, and what each shard holds."""
-    import tokenmill
-
-    texts = ["one document", "", "größer 日本", "x" * 5000, "the last"]
-    source = folder / "texts.jsonl"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts * 50))
-    wide = folder / "wide"
-    make_wide_tokenizer(wide)
-    shards = []
-    for name, tokenizer in (("narrow", "bytes"), ("wide", str(wide))):
-        store = tokenmill.tokenize(str(source), folder / f"store-{name}", tokenizer=tokenizer, task_bytes=100_000)
-        first = 0
-        for shard in store.manifest.splits["train"].shards:
-            numbers = range(first, first + shard.num_documents)
-            shards.append((str(store.path / shard.name), [store.document(number).tolist() for number in numbers]))
-            first += shard.num_documents
-    return shards
+def datatrove(stores: Stores, folder: Path) -> Iterator[Case]:
+    """Merged and links; of two splits, each has a folder."""
+    for name, store in stores.items():
+        for links in (False, True):
+            dest = folder / f"{name}-{links}"
+            export(store.path, dest, to="datatrove", links=links)
+            for split in store.splits:
+                yield {
+                    "name": f"{name} {split}{', links' * links}",
+                    "folder": str(dest / split if len(store.splits) > 1 else dest),
+                    # Its reader counts positions wrongly where a document has no token at all.
+                    "has_positions": name != "bare",
+                    **_facts(store, split),
+                }
 
 
-def make_wide_tokenizer(folder: Path) -> None:
-    """A vocabulary above 65,536, so that ids are int32."""
-    vocab = {f"w{number}": number for number in range(70_000)}
-    vocab |= {"[UNK]": 70_000, "</s>": 70_001}
-    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    config = {
-        "version": "1.0",
-        "added_tokens": [{"id": 70_001, "content": "</s>", **special}],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"},
+def olmo(stores: Stores, folder: Path) -> Iterator[Case]:
+    """Merged and links."""
+    for name, store in stores.items():
+        export(store.path, folder / f"{name}-merged", to="olmo")
+        for split in store.splits:
+            paths = [f"{folder}/{name}-merged/{split}.npy"]
+            yield {"name": f"{name} {split}", "paths": paths, **_facts(store, split)}
+        if name != "supervised":
+            export(store.path, folder / f"{name}-links", to="olmo", links=True)
+            shards = [shard.name for shard in store.manifest.splits["train"].shards]
+            paths = [f"{folder}/{name}-links/{one}.npy" for one in shards]
+            yield {"name": f"{name}, links", "paths": paths, **_facts(store, "train")}
+
+
+def _facts(store: TokenStore, split: str) -> Case:
+    documents = store.split(split)
+    return {
+        "documents": documents_of(documents),
+        "mask": documents.mask.read(0, documents.num_tokens).tolist() if documents.mask else None,
+        "token_size": documents.dtype.itemsize,
+        "tokenizer": store.manifest.tokenizer.name,
+        "eos_id": store.manifest.special_tokens.eos_id or 0,
     }
-    folder.mkdir()
-    (folder / "tokenizer.json").write_text(json.dumps(config))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
 
 
-def main() -> None:
+def _of_rows(to: str) -> Callable[[Stores, Path], Iterator[Case]]:
+    # Small files, so that rows lie in several of them.
+    mds.SHARD_BYTES = litdata.CHUNK_BYTES = 200_000
+
+    def make(stores: Stores, folder: Path) -> Iterator[Case]:
+        for name, store in stores.items():
+            dest = folder / name
+            export(store.path, dest, to=to, seq_len=SEQ_LEN)
+            for split in store.splits:
+                place = dest / split if len(store.splits) > 1 else dest
+                rows = rows_of(store.split(split), SEQ_LEN)
+                yield {"name": f"{name} {split}", "folder": str(place), "rows": rows, "seq_len": SEQ_LEN}
+
+    return make
+
+
+PROJECTS: dict[str, Callable[[Stores, Path], Iterator[Case]]] = {
+    "megatron": megatron,
+    "datatrove": datatrove,
+    "olmo": olmo,
+    "mds": _of_rows("mds"),
+    "litdata": _of_rows("litdata"),
+}
+
+
+def main(names: list[str]) -> None:
+    """Run the projects one after the other and print a tally."""
+    num_passed, failed = 0, []
     with tempfile.TemporaryDirectory() as folder:
-        shards = make_stores(Path(folder))
-        expected = Path(folder) / "expected.json"
-        expected.write_text(json.dumps(shards))
-        python = environment("megatron")
-        done = subprocess.run([str(python), "-c", MEGATRON, str(expected)], capture_output=True, text=True)
-        print(done.stdout, end="")
-        if done.returncode:
-            sys.exit(f"megatron could not read the shards:\n{done.stderr[-3000:]}")
-    print(f"{len(shards)} passed, 0 failed")
+        stores = make_stores(Path(folder))
+        for name in names or PROJECTS:
+            cases = list(PROJECTS[name](stores, Path(folder) / name))
+            path = Path(folder) / f"{name}.json"
+            path.write_text(json.dumps(cases))
+            command = [str(environment(name)), str(PEERS / f"read_{name}.py"), str(path)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+            print(done.stdout, end="", flush=True)
+            if done.returncode:
+                failed.append(name)
+                print(f"{name} could not read them:\n{done.stderr[-3000:]}", file=sys.stderr)
+            else:
+                num_passed += len(cases)
+    print(f"{num_passed} passed, {len(failed)} projects failed" + (f": {', '.join(failed)}" if failed else ""))
+    sys.exit(bool(failed))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

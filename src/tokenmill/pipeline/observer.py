@@ -24,9 +24,20 @@ from tokenmill.pipeline.scheduler import Tally
 from tokenmill.progress import Display, Snapshot
 from tokenmill.store.manifest import encode_sealed
 
-__all__ = ["AttemptInfo", "Observer", "RunInfo"]
+__all__ = ["AttemptInfo", "Moment", "Observer", "RunInfo"]
 
 WRITE_SECONDS = 1.0
+MOST_MOMENTS = 400
+FIRST_MOMENT_SECONDS = 0.5
+
+
+class Moment(msgspec.Struct, frozen=True, array_like=True):
+    """How far an attempt was after some seconds."""
+
+    seconds: float
+    num_text_bytes: int
+    num_tokens: int
+    memory_bytes: int
 
 
 class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +51,8 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_recycled: int
     num_retried: int
     last: Snapshot
+    history: list[Moment] = []
+    """At most a few hundred moments, evenly spread over the attempt."""
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +77,8 @@ class Observer:
         self._memory = 0
         self._tally: Tally | None = None
         self._snapshot: Snapshot | None = None
+        self._history: list[Moment] = []
+        self._moment_seconds = FIRST_MOMENT_SECONDS
         self._attempts = self._earlier_attempts()
         self._stop = threading.Event()
         self._sampler = threading.Thread(target=self._sample_memory, daemon=True)
@@ -102,9 +117,19 @@ class Observer:
             bottleneck=work.bottleneck,
         )
         self._display.update(self._snapshot)
+        self._remember(self._snapshot)
         if time.monotonic() - self._written > WRITE_SECONDS:
             self._written = time.monotonic()
             self._write_attempts(completed=None)
+
+    def _remember(self, now: Snapshot) -> None:
+        """Keep a moment now and then; every other one is dropped when there are too many."""
+        if self._history and now.seconds - self._history[-1].seconds < self._moment_seconds:
+            return
+        self._history.append(Moment(round(now.seconds, 2), now.num_text_bytes, now.num_tokens, now.memory_bytes))
+        if len(self._history) > MOST_MOMENTS:
+            del self._history[1::2]
+            self._moment_seconds *= 2
 
     def close(self, *, completed: bool) -> None:
         """The attempt has ended."""
@@ -147,6 +172,7 @@ class Observer:
             num_recycled=self._tally.num_recycled,
             num_retried=self._tally.num_retried,
             last=self._snapshot,
+            history=self._history,
         )
         return [attempt]
 

@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-import os
+import glob
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import xxhash
 
 from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.store.documents import Documents
-from tokenmill.store.shard import HEADER, INDEX_HEADER_BYTES, MAGIC
+from tokenmill.store.foreign import FORMATS, Format, choose_format, list_files, recognise
+from tokenmill.store.foreign.joining import join_files, split_of
+from tokenmill.store.manifest import MANIFEST
 from tokenmill.store.store import TokenSource, TokenStore
 from tokenmill.store.table import ShardTable
 
 __all__ = ["check_vocabulary", "open_tokens"]
 
-MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-PLAIN_TYPES = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "int16": "<i2", "int32": "<i4", "int64": "<i8"}
-SAMPLE_BYTES = 1 << 16
-
 
 def open_tokens(
-    path: str | Path | Sequence[str | Path], *, vocab_size: int | None = None, dtype: str = "uint16"
+    path: str | Path | Sequence[str | Path], *, vocab_size: int | None = None, dtype: str | None = None
 ) -> TokenSource:
     """Open a store for reading, or several as one, in order.
 
-    Also a Megatron `.bin`/`.idx` pair, or a bare `.bin` as nanoGPT writes it, whose ids are of
-    type `dtype` and which counts as one document. Ids that a model with `vocab_size` rows of
-    embeddings has no row for are refused here, before they read past its end.
+    Also a file, a folder or a glob of files that other projects made: Megatron, nanoGPT, llm.c, datatrove,
+    OLMo, NumPy, `chunk_*.pt`, Parquet with `input_ids`. `dtype` is the type of ids where nothing in the files
+    says it; uint16 unless given. Ids that a model with `vocab_size` rows of embeddings has no row for are
+    refused here, before they read past its end, where the vocabulary is known.
     """
     if not isinstance(path, (str, Path)):
         return _Joined([open_tokens(one, vocab_size=vocab_size, dtype=dtype) for one in path])
     path = Path(path).absolute()
-    if not path.is_dir() and path.suffix in {".bin", ".idx"} and path.with_suffix(".bin").is_file():
-        opened: TokenSource = _open_foreign(path.with_suffix(".bin"), dtype)
-    else:
+    try:
+        opened = _open_foreign(path, dtype)
+    except OSError as error:
+        raise StoreError(f"{error.filename or path} cannot be read: {error.strerror}") from None
+    if opened is None:
         opened = TokenStore(path)
     check_vocabulary(opened, vocab_size)
     return opened
@@ -53,13 +53,13 @@ def check_vocabulary(source: TokenSource, vocab_size: int | None) -> None:
 
 
 class _Foreign(TokenSource):
-    """One pair of files without a manifest."""
+    """Files without a manifest."""
 
     vocab_size = None
 
-    def __init__(self, path: Path, documents: Documents) -> None:
+    def __init__(self, path: Path, splits: dict[str, Documents]) -> None:
         self.path = path
-        self.splits = {"train": documents}
+        self.splits = splits
 
 
 class _Joined(TokenSource):
@@ -78,6 +78,8 @@ class _Joined(TokenSource):
         self.vocab_size = None if None in sizes else max(size for size in sizes if size is not None)
         self._first = first
         names = [name for name in first.splits if all(name in source.splits for source in sources)]
+        if not names:
+            raise UsageError(f"{first.path} has {', '.join(first.splits)}, which others have not; join equal splits")
         self.splits = {name: _join([source.split(name) for source in sources]) for name in names}
 
     @property
@@ -114,56 +116,46 @@ def _join_beside(splits: Sequence[Documents]) -> dict[str, ShardTable]:
     return {suffix: ShardTable.join([split.beside[suffix] for split in splits]) for suffix in suffixes.pop()}
 
 
-def _open_foreign(path: Path, dtype: str) -> _Foreign:
-    size = path.stat().st_size
-    index = path.with_suffix(".idx")
-    if index.exists():
-        kind, starts = _read_index(index, size)
-    else:
-        if str(dtype) not in PLAIN_TYPES:
-            raise UsageError(f"dtype {dtype!r} is not one of ids; expected {', '.join(PLAIN_TYPES)}")
-        kind, starts = np.dtype(PLAIN_TYPES[str(dtype)]), np.zeros(1, np.int64)
-    if size % kind.itemsize:
-        raise StoreError(f"{path} has {size} bytes, which is no whole number of {kind} ids")
-    table = ShardTable([str(path.with_suffix(""))], [len(starts)], [size // kind.itemsize], kind, {0: starts})
-    return _Foreign(path, Documents(table, path.name, _fingerprint(path, size, starts)))
+def _open_foreign(path: Path, dtype: str | None) -> TokenSource | None:
+    """What other projects made; None for what must be a store."""
+    if path.is_dir():
+        is_store = (path / MANIFEST).exists() or (path / ".tasks").exists()
+        found = None if is_store else choose_format(path, list_files(path))
+        return found and _open_files(path, *found, dtype)
+    if not path.exists() and glob.has_magic(str(path)):
+        return _open_glob(path, dtype)
+    known = recognise(path)
+    if known is None:
+        if path.is_file():
+            names = ", ".join(dict.fromkeys(format.name for format in FORMATS))
+            raise StoreError(f"{path} is neither a store nor tokens of a format that tokenmill reads: {names}")
+        return None
+    format, tokens = known
+    return _Foreign(tokens, {"train": join_files(tokens.name, format.describe([tokens], dtype))})
 
 
-def _read_index(path: Path, size: int) -> tuple[np.dtype[np.int64], np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """The type of the ids and the first byte of each document, checked against the size of the `.bin`."""
-    data = path.read_bytes()
-    wrong = StoreError(f"{path} is not a Megatron index for a .bin of {size} bytes; it has {len(data)} bytes")
-    if len(data) < INDEX_HEADER_BYTES or not data.startswith(MAGIC):
-        raise wrong
-    _, version, code, num_sequences, num_edges = HEADER.unpack_from(data)
-    if (
-        version != 1
-        or code not in MEGATRON_TYPES
-        or len(data) < INDEX_HEADER_BYTES + 12 * num_sequences + 8 * num_edges
-    ):
-        raise wrong
-    kind = np.dtype(MEGATRON_TYPES[code])
-    lengths = np.frombuffer(data, "<i4", num_sequences, INDEX_HEADER_BYTES)
-    pointers = np.frombuffer(data, "<i8", num_sequences, INDEX_HEADER_BYTES + 4 * num_sequences)
-    edges = np.frombuffer(data, "<i8", num_edges, INDEX_HEADER_BYTES + 12 * num_sequences)
-    ends = np.cumsum(lengths, dtype=np.int64) * kind.itemsize
-    ordered = np.array_equal(pointers, ends - lengths.astype(np.int64) * kind.itemsize)
-    if not ordered or (ends[-1] if num_sequences else 0) != size:
-        raise StoreError(f"{path} does not describe its .bin front to back, which tokenmill needs; write it anew")
-    if (np.diff(edges) < 0).any() or (num_edges and (edges[0] != 0 or edges[-1] != num_sequences)):
-        raise wrong
-    # A document of several sequences starts with the first of them.
-    firsts = edges[:-1] if num_edges else np.arange(num_sequences)
-    starts = np.append(pointers, size)[firsts]
-    return kind, starts.astype(np.int64)
+def _open_glob(path: Path, dtype: str | None) -> TokenSource:
+    """The files or folders that a pattern stands for, as one."""
+    hits = [Path(hit) for hit in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207 (the pattern is absolute)
+    if not hits:
+        raise UsageError(f"no file matches {path}")
+    if any(hit.is_dir() for hit in hits):
+        return _Joined([open_tokens(hit, dtype=dtype) for hit in hits])
+    unknown = next((hit for hit in hits if recognise(hit) is None), None)
+    found = choose_format(path, hits)
+    if unknown is not None or found is None:
+        raise UsageError(f"{path} matches {(unknown or hits[0]).name}, which has no tokens that tokenmill can read")
+    return _open_files(path.parent, *found, dtype)
 
 
-def _fingerprint(path: Path, size: int, starts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> str:
-    """Of the size, the index, and the first and last bytes of a file that has no checksum."""
-    digest = xxhash.xxh3_64(f"{size} ".encode())
-    digest.update(np.ascontiguousarray(starts, "<i8").tobytes())
-    with path.open("rb") as file:
-        digest.update(file.read(SAMPLE_BYTES))
-        file.seek(max(0, size - SAMPLE_BYTES), os.SEEK_SET)
-        digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()
+def _open_files(path: Path, format: Format, files: Sequence[Path], dtype: str | None) -> _Foreign:
+    """Files of one format, as the splits that their names tell; what is in no other split is for training."""
+    groups: dict[str, list[Path]] = {"train": [], "val": [], "test": []}
+    for file in files:
+        groups[split_of(file.name)].append(file)
+    splits = {
+        name: join_files(f"{path.name}/{name}", format.describe(group, dtype))
+        for name, group in groups.items()
+        if group
+    }
+    return _Foreign(path, splits)

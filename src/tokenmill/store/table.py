@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import StoreError, UsageError
+from tokenmill.errors import StoreError
 from tokenmill.store import mapping
 from tokenmill.store.mapping import MappedFile, everywhere, will_need
 from tokenmill.store.shard import HEADER, INDEX_HEADER_BYTES, MAGIC, dtype_code
@@ -34,8 +34,8 @@ class ShardTable:
     """The shards of one split, by number; `stems` are their paths without `.bin` and `.idx`.
 
     `starts` has the first byte of each document, counted from the first token, for shards that have no index
-    of their own, by number. `suffix` and `offsets` are for files of other makers: how the files of tokens
-    end, and how many bytes come before the first token of each.
+    of their own, by number. `suffix`, `offsets` and `sizes` are for files of other makers: how the files of
+    tokens end, how many bytes come before the first token of each, and how many bytes each has in all.
     """
 
     def __init__(
@@ -48,14 +48,17 @@ class ShardTable:
         *,
         suffix: str = ".bin",
         offsets: npt.ArrayLike | None = None,
+        sizes: npt.ArrayLike | None = None,
     ) -> None:
         self.dtype = dtype
         self._index_dtype = dtype
-        self._suffix = suffix
+        self._suffixes = [suffix] * len(stems)
         self._offsets = np.zeros(len(stems), np.int64) if offsets is None else np.array(offsets, np.int64)
         self.stems = list(stems)
         self.num_documents = np.array(num_documents, np.int64)
         self.num_tokens = np.array(num_tokens, np.int64)
+        ends = self._offsets + self.num_tokens * dtype.itemsize
+        self._sizes = ends if sizes is None else np.array(sizes, np.int64)
         self._token_addresses = np.zeros(len(stems), np.int64)
         self._pointer_addresses = np.zeros(len(stems), np.int64)
         self._kept: list[Any] = []
@@ -68,10 +71,8 @@ class ShardTable:
     @classmethod
     def join(cls, tables: Sequence[ShardTable]) -> ShardTable:
         """The shards of several tables in one, in order."""
-        if len({table._suffix for table in tables}) > 1:
-            raise UsageError("these files are of different kinds and cannot be read as one; open them one by one")
         firsts = np.cumsum([0, *(len(table.stems) for table in tables)]).tolist()
-        return cls(
+        joined = cls(
             [stem for table in tables for stem in table.stems],
             np.concatenate([table.num_documents for table in tables]),
             np.concatenate([table.num_tokens for table in tables]),
@@ -81,9 +82,12 @@ class ShardTable:
                 for first, table in zip(firsts, tables, strict=False)
                 for n, some in table._starts.items()
             },
-            suffix=tables[0]._suffix,
             offsets=np.concatenate([table._offsets for table in tables]),
+            sizes=np.concatenate([table._sizes for table in tables]),
         )
+        joined._suffixes = [suffix for table in tables for suffix in table._suffixes]
+        joined._index_dtype = tables[0]._index_dtype
+        return joined
 
     def beside(self, suffix: str, dtype: npt.DTypeLike) -> ShardTable:
         """Files beside the tokens that have another value for each of them, such as a loss mask."""
@@ -170,16 +174,22 @@ class ShardTable:
         tokens = np.empty(stop - start, self.dtype)
         if len(tokens):
             offset = int(self._offsets[shard]) + start * self.dtype.itemsize
-            _read_into(self.stems[shard] + self._suffix, tokens.view(np.uint8).data, offset)
+            _read_into(self.stems[shard] + self._suffixes[shard], tokens.view(np.uint8).data, offset)
         return tokens
 
     def _map_tokens(self, shards: Integers) -> None:
         with self._lock:
             for shard in sorted(set(shards.tolist())):
                 if self._token_addresses[shard] == UNKNOWN:
-                    offset, size = int(self._offsets[shard]), int(self.num_tokens[shard]) * self.dtype.itemsize
-                    address = self._map(self.stems[shard] + self._suffix, size and offset + size, is_random=True)
-                    self._token_addresses[shard] = address if address == UNMAPPED else address + offset
+                    self._token_addresses[shard] = self._map_shard(shard)
+
+    def _map_shard(self, shard: int) -> int:
+        offset = int(self._offsets[shard])
+        if not self.num_tokens[shard] or offset % self.dtype.itemsize:
+            return UNMAPPED  # arrays over memory begin at whole tokens
+        path = self.stems[shard] + self._suffixes[shard]
+        address = self._map(path, int(self._sizes[shard]), is_random=True)
+        return address if address == UNMAPPED else address + offset
 
     def _map(self, path: str, size: int, *, is_random: bool = False) -> int:
         if size == 0 or MappedFile.num_live >= mapping.MAX_MAPPINGS:
@@ -236,7 +246,7 @@ class ShardTable:
         )
 
 
-_KEPT_IN_COPIES = {"_index_dtype", "_suffix", "_offsets"}
+_KEPT_IN_COPIES = {"_index_dtype", "_suffixes", "_offsets", "_sizes"}
 
 
 def _restore(*arguments: Any) -> ShardTable:
