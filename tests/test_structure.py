@@ -14,12 +14,13 @@ import tokenmill
 
 ROOT = Path(tokenmill.__file__).parent
 LEVELS = [
-    {"errors", "compression", "files", "batch", "machine", "progress"},
+    {"errors", "arguments", "compression", "files", "batch", "machine", "progress"},
     {"readers", "engines", "executors"},
     {"store", "supervision"},
     {"pipeline", "dataset"},
     {"loaders", "exporters"},
-    {"verification", "comparison", "inspection", "status", "training", "summary", "tracing"},
+    {"verification", "comparison", "inspection", "status", "training", "tracing", "estimation"},
+    {"summary"},
     {"demo"},
     {"cli"},
     {"__main__"},

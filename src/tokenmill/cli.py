@@ -153,10 +153,16 @@ def tokenize(
     max_errors: Annotated[
         int | None, typer.Option(help="With skip: stop after this many rejects.", rich_help_panel=RUN)
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only estimate what it would give and take.", rich_help_panel=RUN)
+    ] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help="Progress as JSON lines.", rich_help_panel=SHOW)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=SHOW)] = False,
 ) -> None:
     """Tokenize text files into a store; run it again to continue after any stop."""
+    if dry_run:
+        _estimate(_merge_config(config, _flags(context), context))
+        return
     from tokenmill.executors.local import start_executor
 
     # First of all, because the worker processes can import while this one does.
@@ -166,9 +172,8 @@ def tokenize(
     from tokenmill.progress import choose_display
     from tokenmill.summary import print_summary
 
-    flags = {key: value for key, value in context.params.items() if key not in {"config", "log_json", "quiet"}}
     try:
-        merged = _merge_config(config, flags, context)
+        merged = _merge_config(config, _flags(context), context)
         log_json, quiet = (merged.pop("log_json", False) or log_json), (merged.pop("quiet", False) or quiet)
         request = Request.from_flags(merged)
     except BaseException:
@@ -176,6 +181,38 @@ def tokenize(
         raise
     outcome = run(request, choose_display(log_json=log_json, quiet=quiet), executor)
     print_summary(outcome, request)
+
+
+@app.command(no_args_is_help=True)
+def estimate(
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, directories, globs, or @list.txt.")],
+    tokenizer: Annotated[str, typer.Option(help="As for tokenize.")],
+    text_key: Annotated[str, typer.Option(help="Field that holds the text.")] = "text",
+    format: Annotated[str, typer.Option(help="auto, jsonl, json, parquet or text.")] = "auto",
+    messages_key: Annotated[str | None, typer.Option(help="Supervised data: field with messages.")] = None,
+    prompt_key: Annotated[str | None, typer.Option(help="Supervised data: field with the prompt.")] = None,
+    response_key: Annotated[str | None, typer.Option(help="Supervised data: field with the response.")] = None,
+    workers: Annotated[str, typer.Option(help="Worker processes.")] = "auto",
+    memory: Annotated[str, typer.Option(help="Bound for all processes together: 4GB.")] = "auto",
+    out: Annotated[str, typer.Option("-o", "--out", help="Where the store would go, to look at its disk.")] = ".",
+    sample: Annotated[float | None, typer.Option(help="Share of the text to encode [default: 0.02].")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Also the memory of padded arrays of this length.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Estimate tokens, disk, memory and time of a run from a sample, each with an interval."""
+    flags = {
+        "inputs": inputs,
+        "tokenizer": tokenizer,
+        "text_key": text_key,
+        "format": format,
+        "messages_key": messages_key,
+        "prompt_key": prompt_key,
+        "response_key": response_key,
+        "workers": workers if workers == "auto" else _integer(workers, "--workers"),
+        "memory": memory,
+        "out": out,
+    }
+    _estimate(flags, sample=sample, seq_len=seq_len, as_json=as_json)
 
 
 @app.command(no_args_is_help=True)
@@ -401,6 +438,30 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
             bar.update(tasks[stage], completed=done, total=total)
 
         yield advance
+
+
+def _flags(context: typer.Context) -> dict[str, Any]:
+    """What `tokenize` was asked for, without what only says how to show it."""
+    shown = {"config", "log_json", "quiet", "dry_run"}
+    return {key: value for key, value in context.params.items() if key not in shown}
+
+
+def _estimate(
+    flags: dict[str, Any], *, sample: float | None = None, seq_len: int | None = None, as_json: bool = False
+) -> None:
+    from tokenmill.engines.gigatoken import return_plain_arrays
+    from tokenmill.estimation import estimate
+    from tokenmill.pipeline.request import Request
+    from tokenmill.summary import print_estimate
+
+    return_plain_arrays()
+    for name in ("log_json", "quiet"):
+        flags.pop(name, None)
+    result = estimate(Request.from_flags(flags), share=sample)
+    if as_json:
+        _print_json(result.as_json())
+    else:
+        print_estimate(result, seq_len=seq_len)
 
 
 def _console() -> Any:

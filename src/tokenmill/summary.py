@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 
+from tokenmill.estimation import Estimate, Figure
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import Outcome
 from tokenmill.progress import format_bytes, format_seconds
 from tokenmill.store.manifest import Manifest
 
-__all__ = ["print_summary"]
+__all__ = ["print_estimate", "print_summary"]
+
+PADDED_BYTES = 28
 
 
 def print_summary(outcome: Outcome, request: Request) -> None:
@@ -55,6 +59,44 @@ def _rows(outcome: Outcome) -> list[tuple[str, str]]:
             ("memory", f"{format_bytes(observer.peak_memory_bytes)} at most, of {format_bytes(moment.memory_limit)}")
         )
     return rows
+
+
+def print_estimate(estimate: Estimate, *, seq_len: int | None = None) -> None:
+    """Print an estimate on stdout: each figure with the interval it lies in."""
+    for name, value in _estimate_rows(estimate, seq_len):
+        print(f"{name:<12} {value}")
+    for note in estimate.notes:
+        print(f"{'note':<12} {note}")
+    sys.stdout.flush()
+
+
+def _estimate_rows(estimate: Estimate, seq_len: int | None) -> Iterator[tuple[str, str]]:
+    text = format_bytes(int(estimate.text_bytes.value))
+    yield "sample", f"{format_bytes(estimate.sample_bytes)} of {text} of text, encoded with {estimate.engine}"
+    yield "documents", _interval(estimate.documents, lambda value: f"{value:,.0f}")
+    yield "tokens", _interval(estimate.tokens, lambda value: f"{value:,.0f}")
+    yield "per token", f"{_interval(estimate.bytes_per_token, lambda value: f'{value:.2f}')} bytes of text"
+    yield "disk", f"{_interval(estimate.disk_bytes, _size)}; {format_bytes(estimate.free_bytes)} free"
+    yield "memory", _interval(estimate.memory_bytes, _size)
+    for workers, seconds in estimate.seconds.items():
+        yield (
+            "time" if workers == 1 else "",
+            f"{_interval(seconds, format_seconds)} with {workers} worker" + ("s" if workers > 1 else ""),
+        )
+    if seq_len is not None:
+        size = PADDED_BYTES * estimate.documents.value * seq_len
+        yield "padded", f"{_size(size)} for arrays of {estimate.documents.value:,.0f} x {seq_len:,} in memory:"
+        yield "", f"{PADDED_BYTES} bytes a token: input_ids, target_ids and attention_mask 8 each, loss_mask 4"
+
+
+def _interval(figure: Figure, show: Callable[[float], str]) -> str:
+    if figure.is_exact:
+        return show(figure.value)
+    return f"{show(figure.value)} ({show(figure.low)} to {show(figure.high)})"
+
+
+def _size(value: float) -> str:
+    return format_bytes(int(value))
 
 
 def _totals(manifest: Manifest) -> str:

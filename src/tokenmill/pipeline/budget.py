@@ -13,7 +13,7 @@ from tokenmill.machine import available_memory, usable_cores
 from tokenmill.pipeline.request import Request
 from tokenmill.progress import format_bytes
 
-__all__ = ["Budget", "make_budget"]
+__all__ = ["Budget", "make_budget", "worker_memory"]
 
 FREE_SHARE = 0.6
 PARENT_BYTES = 150_000_000
@@ -36,11 +36,16 @@ class Budget:
     """Whether there is memory for the parity gate while workers are at their first tasks."""
 
 
+def worker_memory(tokenizer_bytes: int, num_workers: int) -> int:
+    """What a run with so many workers needs in all."""
+    return PARENT_BYTES + num_workers * (WORKER_BYTES + TOKENIZER_RATIO * tokenizer_bytes)
+
+
 def make_budget(request: Request, tokenizer_bytes: int) -> Budget:
     """Divide cores and memory; a budget that is too small for one worker is an error."""
     memory = request.memory_bytes()
     budget = memory if memory is not None else int(available_memory() * FREE_SHARE)
-    smallest = WORKER_BYTES + TOKENIZER_RATIO * tokenizer_bytes
+    smallest = worker_memory(tokenizer_bytes, 1) - PARENT_BYTES
     fit = (budget - PARENT_BYTES) // smallest
     if request.workers != "auto":
         workers = request.workers
