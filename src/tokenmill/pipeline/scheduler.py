@@ -6,7 +6,7 @@ one compressed file occupies all cores, and memory and disk in between are bound
 number of slots. A worker that dies is named and its task is tried once more.
 
 The parity gate is held beside the first tasks where memory allows; workers hold these back, finished
-but without names, until it has passed.
+but without names, until it has passed, and wait: what is not published yet would be lost with a kill.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Scheduler:
         self._gate: Worker | None = None
         self._gate_passed = gate_passed
         self._gate_beside_tasks = gate_beside_tasks
-        self._held: dict[Worker, list[Task]] = {}
+        self._held: dict[Worker, Task] = {}
         self._max_errors = max_errors
         self._observe = observe
         self._say = say
@@ -178,7 +178,7 @@ class Scheduler:
 
     def _employ(self) -> None:
         """Give every idle worker a task, and start feeders while workers would starve."""
-        while len(self._running) < self._num_workers and (self._spooled or self._pending):
+        while len(self._running) + len(self._held) < self._num_workers and (self._spooled or self._pending):
             self._assign(self._idle.pop() if self._idle else self._launch("worker"))
         starving = not self._spooled and not self._pending and len(self._running) < self._num_workers
         if self._streams and (not self._feeding or (starving and len(self._feeding) < self._num_workers)):
@@ -201,8 +201,7 @@ class Scheduler:
     def _feed(self, worker: Worker, stream: Stream) -> None:
         self._feeding[worker] = stream
         finished = [record.number for record in self._done.values() if record.input == stream.input]
-        held = [task for tasks in self._held.values() for task in tasks]
-        tasks = (*self._running.values(), *held, *self._spooled)
+        tasks = (*self._running.values(), *self._held.values(), *self._spooled)
         under_way = [task.number for task in tasks if task.input == stream.input]
         worker.send(encode(FeedStream(stream, finished + under_way)))
 
@@ -266,27 +265,20 @@ class Scheduler:
             )
 
     def _hold(self, worker: Worker) -> None:
-        """The worker may go on to another task; this one keeps its slot, in case the worker dies."""
-        self._held.setdefault(worker, []).append(self._end_task(worker))
+        """The task is done but for its name; it keeps its slot, in case the worker dies."""
+        self._held[worker] = self._end_task(worker)
 
     def _finish(self, worker: Worker, record: TaskRecord) -> None:
-        held = self._held.get(worker)
-        if held and held[0].name == record.name:
-            task = held.pop(0)
-            if not held:
-                del self._held[worker]
-        else:
-            task = self._end_task(worker)
+        task = self._held.pop(worker) if worker in self._held else self._end_task(worker)
         self._done[record.name] = record
         self.tally.num_tasks_done += 1
         if task.spool is not None:
             self._free_slots.append(task.spool)
+        self._idle.append(worker)
 
     def _end_task(self, worker: Worker) -> Task:
-        """The worker has done its task and is free for another."""
         task = self._running.pop(worker)
         self.tally.done_bytes += task.bytes - self._partial.pop(worker)
-        self._idle.append(worker)
         return task
 
     def _bury(self, worker: Worker, how: str) -> None:
@@ -295,10 +287,10 @@ class Scheduler:
             self._idle.remove(worker)
         if worker in self._hungry:
             self._hungry.remove(worker)
-        if held := self._held.pop(worker, []):
-            self._say(f"{worker.name} (process {worker.pid}) {how}; doing again what it held back")
-        for task in held:
+        if worker in self._held:
+            task = self._held.pop(worker)
             self.tally.done_bytes -= task.bytes
+            self._retry(worker, how, f"task {task.name} of {self._plan.inputs[task.input].name}", task.name)
             self._put_back(task)
         if worker is self._gate:
             self._retry(worker, how, "comparing the engine with its reference", "gate")

@@ -114,7 +114,7 @@ class _Worker:
         self._job = job
         self._channel = channel
         self._engine: Engine | None = None
-        self._held: list[TaskOutput] = []
+        self._held: TaskOutput | None = None
         self._runner: TaskRunner | None = None
         self._process = psutil.Process()
         self._memory_limit = job.worker_bytes
@@ -127,7 +127,8 @@ class _Worker:
         if isinstance(message, RunTask):
             self._run_task(message)
         elif isinstance(message, MayPublish):
-            self._publish_held()
+            assert self._held is not None
+            self._publish(self._held)
         elif isinstance(message, FeedStream):
             self._feed(message.stream, set(message.done))
         elif isinstance(message, RunGate):
@@ -139,17 +140,13 @@ class _Worker:
         output = self._runner.run(message.task, run=f"{os.getpid():x}")
         self._flush()
         if message.hold:
-            self._held.append(output)
+            self._held = output
             self._channel.send_bytes(encode(Held()))
         else:
             self._publish(output)
 
-    def _publish_held(self) -> None:
-        for output in self._held:
-            self._publish(output)
-        self._held.clear()
-
     def _publish(self, output: TaskOutput) -> None:
+        self._held = None
         try:
             record = output.publish()
         except BaseException:
