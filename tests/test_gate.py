@@ -40,6 +40,8 @@ class Slip:
             batch = TokenBatch(ids, batch.offsets)
         return batch
 
+    memory_per_character = 1
+
     def split(self, text: str, size: int) -> list[str]:
         return [text]
 
@@ -137,7 +139,7 @@ def test_with_little_memory_the_gate_comes_first(tmp_path: Path, tiny_tokenizer:
     executor = Listening()
     executor.store = tmp_path / "store"
     executor.num_held = 2
-    assert run(request_for(tmp_path, tiny_tokenizer, memory="700MB"), Heard(), executor).manifest.num_documents == 600
+    assert run(request_for(tmp_path, tiny_tokenizer, memory="560MB"), Heard(), executor).manifest.num_documents == 600
     assert executor.heard[0] is GateResult
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset.shuffling import shuffle
     from tokenmill.dataset.slicing import deny, skip, take
     from tokenmill.dataset.slicing import slice_ as slice  # noqa: A004
+    from tokenmill.exporters import export
     from tokenmill.loaders import load
     from tokenmill.loaders.base import Loader
     from tokenmill.loaders.batches import Batch
@@ -45,6 +46,7 @@ __all__ = [
     "TokenmillError",
     "UsageError",
     "deny",
+    "export",
     "load",
     "mix",
     "open",
@@ -64,6 +66,7 @@ _LAZY = {
     "Rows": ("tokenmill.dataset.base", "Rows"),
     "TokenStore": ("tokenmill.store.store", "TokenStore"),
     "deny": ("tokenmill.dataset.slicing", "deny"),
+    "export": ("tokenmill.exporters", "export"),
     "load": ("tokenmill.loaders", "load"),
     "mix": ("tokenmill.dataset.mixing", "mix"),
     "open": ("tokenmill.store.opening", "open_tokens"),

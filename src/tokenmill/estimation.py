@@ -23,7 +23,7 @@ from tokenmill.engines import Engine, Tokenizer, choose, create, load_tokenizer
 from tokenmill.errors import UsageError
 from tokenmill.files import expand_inputs
 from tokenmill.machine import usable_cores
-from tokenmill.pipeline.budget import Budget, make_budget, worker_memory
+from tokenmill.pipeline.budget import Budget, Needs, make_budget
 from tokenmill.pipeline.plan import InputFile, Span, inspect_inputs
 from tokenmill.pipeline.reading import Render, TextStream, read_span
 from tokenmill.pipeline.request import Request
@@ -333,7 +333,7 @@ def _disk(tokens: Figure, documents: Figure, tokenizer: Tokenizer, settings: Set
 
 def _memory(budget: Budget, tokenizer: Tokenizer) -> Figure:
     """Between what workers need and what the budget lets their caches grow to."""
-    needed = worker_memory(len(tokenizer.files[tokenizer.main_file]), budget.num_workers)
+    needed = Needs(len(tokenizer.files[tokenizer.main_file])).total(budget.num_workers)
     usual = min(budget.memory_bytes, needed)
     return Figure(usual, usual * 0.6, max(usual, min(budget.memory_bytes, usual * 1.8)))
 

@@ -24,6 +24,9 @@ class Engine(Protocol):
     num_rerouted: int
     """Documents that were encoded by the reference because this engine may differ on them."""
 
+    memory_per_character: int
+    """Bytes that encoding one long text takes at most, for each of its characters."""
+
     def encode(self, texts: list[str]) -> TokenBatch:
         """Encode each text; the batch has exactly `len(texts)` documents."""
         ...

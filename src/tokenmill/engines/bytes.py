@@ -14,6 +14,7 @@ class BytesEngine:
 
     name = "bytes"
     num_rerouted = 0
+    memory_per_character = 16
 
     def encode(self, texts: list[str]) -> TokenBatch:
         """Encode each text as its UTF-8 bytes."""

@@ -10,7 +10,6 @@ thrown away when it has grown (`recycle`).
 from __future__ import annotations
 
 import json
-import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -26,11 +25,11 @@ from tokenmill.engines.base import Engine, SpecialTokens
 from tokenmill.engines.disputes import DisputeFilter, Ranges, disputed_ranges
 from tokenmill.engines.eligibility import disputed_ranges_of, engine_config, refuses
 from tokenmill.engines.piece_models import model_config, refuses_model
+from tokenmill.engines.splitting import WORD_GAP, cut_between_words
 from tokenmill.engines.tokenizer import Tokenizer
 
 __all__ = ["GigatokenEngine", "return_plain_arrays", "why_not"]
 
-WORD_GAP = re.compile("[A-Za-z] [A-Za-z]")
 TIKTOKEN_SCHEMES = {"gpt2": "gpt2", "r50k_base": "gpt2", "cl100k_base": "gpt4", "o200k_base": "o200k"}
 
 
@@ -49,6 +48,7 @@ class GigatokenEngine:
     """Encodes with gigatoken; documents it may get wrong go through `reference`."""
 
     name = "gigatoken"
+    memory_per_character = 16
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens, reference: Callable[[], Engine]) -> None:
         self._load = _loader(tokenizer, special_tokens)
@@ -76,17 +76,8 @@ class GigatokenEngine:
         return self._settle_disputes(texts, batch)
 
     def split(self, text: str, size: int) -> list[str]:
-        """Cut before spaces between two ASCII letters, where every known split pattern starts a word.
-
-        Not for SentencePiece-like models, whose merges may cross words, nor with added tokens
-        that have such a space inside.
-        """
-        pieces = []
-        start = 0
-        while self._cuts_words and (gap := WORD_GAP.search(text, start + size)):
-            pieces.append(text[start : gap.start() + 1])
-            start = gap.start() + 1
-        return [*pieces, text[start:]]
+        """Cut between words, where every split pattern that this engine knows starts one."""
+        return cut_between_words(text, size) if self._cuts_words else [text]
 
     @property
     def reference(self) -> Engine:

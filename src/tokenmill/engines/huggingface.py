@@ -6,6 +6,7 @@ import os
 
 from tokenmill.batch import TokenBatch
 from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.splitting import cut_between_words, splits_words
 from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.errors import DataError
 
@@ -21,6 +22,7 @@ class HuggingFaceEngine:
 
     name = "huggingface"
     num_rerouted = 0
+    memory_per_character = 130
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens, *, threads: bool = False) -> None:
         import tokenizers
@@ -31,6 +33,7 @@ class HuggingFaceEngine:
             self._backend = tokenizers.Tokenizer.from_buffer(tokenizer.files[tokenizer.main_file])
         except Exception as error:
             raise DataError(tokenizer.name, f"tokenizer.json cannot be loaded: {error}") from None
+        self._splits_words = splits_words(tokenizer)
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = special_tokens == "as-text"
@@ -44,8 +47,8 @@ class HuggingFaceEngine:
         return TokenBatch.from_lists([encoding.ids for encoding in encodings])
 
     def split(self, text: str, size: int) -> list[str]:
-        """The whole text: what may be cut depends on the tokenizer."""
-        return [text]
+        """Cut between words, where the tokenizer is known to keep them apart."""
+        return cut_between_words(text, size) if self._splits_words else [text]
 
     def recycle(self) -> None:
         """The library's caches are bounded."""

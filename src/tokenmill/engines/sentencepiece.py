@@ -13,6 +13,7 @@ class SentencePieceEngine:
 
     name = "sentencepiece"
     num_rerouted = 0
+    memory_per_character = 100
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._processor = sentencepiece_processor(tokenizer.files[tokenizer.main_file])

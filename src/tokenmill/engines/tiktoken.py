@@ -34,6 +34,7 @@ class TiktokenEngine:
 
     name = "tiktoken"
     num_rerouted = 0
+    memory_per_character = 60
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
         self._encoding = open_encoding(tokenizer)

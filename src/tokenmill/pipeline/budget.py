@@ -13,16 +13,41 @@ from tokenmill.machine import available_memory, usable_cores
 from tokenmill.pipeline.request import Request
 from tokenmill.progress import format_bytes
 
-__all__ = ["Budget", "make_budget", "worker_memory"]
+__all__ = ["Budget", "Needs", "make_budget"]
 
 FREE_SHARE = 0.6
-PARENT_BYTES = 150_000_000
-WORKER_BYTES = 260_000_000
-"""What a worker needs with a small tokenizer: libraries, buffers and room for a useful cache."""
-TOKENIZER_RATIO = 12
-"""A loaded tokenizer takes about this many times the size of its file."""
 CACHE_MARGIN = 0.66
 """An engine is recycled when its worker has grown to this part of its share; the rest is for long documents."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the processes of a run take, measured with tokenizers of 0.4 to 33 MB, with a little room.
+
+    The parent and the nursery hold the tokenizer in several forms, the gate the engine and its reference;
+    workers share the nursery's memory, and need room for a useful cache.
+    """
+
+    tokenizer_bytes: int
+
+    @property
+    def parent(self) -> int:
+        """The run itself and the process that workers are forked from."""
+        return 120_000_000 + 22 * self.tokenizer_bytes
+
+    @property
+    def worker(self) -> int:
+        """One worker."""
+        return 200_000_000 + 6 * self.tokenizer_bytes
+
+    @property
+    def gate(self) -> int:
+        """The parity gate."""
+        return 90_000_000 + 28 * self.tokenizer_bytes
+
+    def total(self, num_workers: int) -> int:
+        """The whole run, where the gate comes before the tasks."""
+        return self.parent + max(num_workers * self.worker, self.gate)
 
 
 @dataclass(frozen=True)
@@ -36,28 +61,19 @@ class Budget:
     """Whether there is memory for the parity gate while workers are at their first tasks."""
 
 
-def worker_memory(tokenizer_bytes: int, num_workers: int) -> int:
-    """What a run with so many workers needs in all."""
-    return PARENT_BYTES + num_workers * (WORKER_BYTES + TOKENIZER_RATIO * tokenizer_bytes)
-
-
 def make_budget(request: Request, tokenizer_bytes: int) -> Budget:
     """Divide cores and memory; a budget that is too small for one worker is an error."""
+    needs = Needs(tokenizer_bytes)
     memory = request.memory_bytes()
     budget = memory if memory is not None else int(available_memory() * FREE_SHARE)
-    smallest = worker_memory(tokenizer_bytes, 1) - PARENT_BYTES
-    fit = (budget - PARENT_BYTES) // smallest
     if request.workers != "auto":
         workers = request.workers
-        if workers < 1:
-            raise UsageError(f"--workers {workers} must be at least 1")
     else:
-        workers = max(1, min(usable_cores(), fit))
-    if memory is not None and fit < min(workers, 1 if request.workers == "auto" else workers):
-        needed = PARENT_BYTES + smallest * (1 if request.workers == "auto" else workers)
+        workers = max(1, min(usable_cores(), (budget - needs.parent) // needs.worker))
+    if memory is not None and budget < needs.total(workers):
         raise UsageError(
             f"--memory {request.memory} is too small for {workers} worker{'s' if workers > 1 else ''} with this "
-            f"tokenizer: it needs {format_bytes(needed)}"
+            f"tokenizer: it needs {format_bytes(needs.total(workers))}"
         )
-    share = int((budget - PARENT_BYTES) / workers * CACHE_MARGIN)
-    return Budget(workers, budget, share, PARENT_BYTES + smallest * (workers + 1) <= budget)
+    share = int((budget - needs.parent) / workers * CACHE_MARGIN)
+    return Budget(workers, budget, share, needs.parent + needs.worker * workers + needs.gate <= budget)

@@ -1,0 +1,68 @@
+"""An environment of its own for every project that reads our exports, because their dependencies clash."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HOME = ROOT / ".interop"
+TORCH = "torch==2.13.0"
+
+# Each list is one call of pip. litdata and mosaicml-streaming ask for torchvision, whose wheels on PyPI do not load with a
+# CPU torch, and for the clients of every cloud; they are installed without their dependencies, plus what they import.
+PACKAGES: dict[str, list[list[str]]] = {
+    "megatron": [[TORCH, "numpy", "megatron-core>=0.12"]],
+    "datatrove": [[TORCH, "datatrove[io]>=0.4", "tokenizers"]],
+    "olmo": [[TORCH, "ai2-olmo-core>=2.0"]],
+    "mds": [
+        [
+            TORCH,
+            "numpy<2.2",
+            "transformers<5",
+            "brotli",
+            "python-snappy",
+            "zstd",
+            "catalogue",
+            "xxhash",
+            "pillow",
+            "tqdm",
+            "requests",
+        ],
+        ["--no-deps", "mosaicml-streaming>=0.11"],
+    ],
+    "litdata": [
+        [TORCH, "numpy", "lightning-utilities", "filelock", "requests", "boto3", "obstore", "tifffile"],
+        ["--no-deps", "litdata>=0.2.40"],
+    ],
+}
+# Two names that streaming imports for data sets of images, and never uses for tokens.
+TORCHVISION = {
+    "__init__.py": "",
+    "datasets.py": "class VisionDataset:\n    pass\n",
+    "transforms/__init__.py": "",
+    "transforms/functional.py": "to_tensor = None\n",
+}
+
+
+def environment(name: str) -> Path:
+    """The interpreter of an environment, which is made when it is not there."""
+    python = HOME / name / "bin" / "python"
+    if not (HOME / name / "ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(HOME / name)], check=True)
+        for packages in [["--upgrade", "pip"], *PACKAGES[name]]:
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
+        if name == "mds":
+            _put_torchvision(python)
+        (HOME / name / "ready").touch()
+    return python
+
+
+def _put_torchvision(python: Path) -> None:
+    where = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    folder = Path(subprocess.run([str(python), "-c", where], check=True, capture_output=True, text=True).stdout.strip())
+    for name, text in TORCHVISION.items():
+        path = folder / "torchvision" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
