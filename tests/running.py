@@ -124,6 +124,20 @@ def write_parquet(path: Path, texts: Sequence[str | None], *, rows_per_group: in
     return path
 
 
+def write_damaged_parquet(path: Path, texts: Sequence[str], *, damaged_group: int, rows_per_group: int) -> Path:
+    """A file with small pages, one of which, in the middle of a row group, is overwritten."""
+    pq.write_table(
+        pa.table({"text": texts}), path, row_group_size=rows_per_group, data_page_size=4096, write_batch_size=4,
+        use_dictionary=False, compression="zstd", write_page_checksum=True, write_statistics=False,
+    )  # fmt: skip
+    content = bytearray(path.read_bytes())
+    column = pq.ParquetFile(path).metadata.row_group(damaged_group).column(0)
+    middle = column.data_page_offset + column.total_compressed_size // 2
+    content[middle : middle + 20] = bytes(20)
+    path.write_bytes(content)
+    return path
+
+
 def wait_for(condition: Any, seconds: float = 30.0) -> Any:
     """What `condition()` gives as soon as it is true."""
     import time

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import tokenmill as tm
 from tokenmill.store.manifest import (
     EngineInfo,
     FileInfo,
@@ -122,3 +123,38 @@ def collect(loader: Any, num_batches: int) -> list[Any]:
     """The next batches."""
     iterator = iter(loader)
     return [next(iterator) for _ in range(num_batches)]
+
+
+def make_short_documents(folder: Path, seq_len: int) -> Path:
+    """Documents of one token, so that the first rows have as many documents as tokens, and then longer ones."""
+    lengths = [1] * (4 * seq_len) + [5] * seq_len
+    ends = np.cumsum(lengths).tolist()
+    return make_store(folder, [list(range(end - length, end)) for length, end in zip(lengths, ends, strict=True)])
+
+
+# What the loaders of all frameworks are compared on.
+
+SEQ_LEN = 16
+
+
+def make_two_stores(folder: Path) -> list[Any]:
+    """A store of 900 documents and one of 300, in folders `0` and `1`."""
+    sizes = enumerate((900, 300))
+    return [tm.open(make_store(folder / str(n), make_documents(count, seed=n, longest=50))) for n, count in sizes]
+
+
+def shuffled(store: Any, **packing: Any) -> tm.Rows:
+    """Rows of `SEQ_LEN` tokens."""
+    return tm.shuffle(tm.pack(store, seq_len=SEQ_LEN, **packing), seed=3)
+
+
+CASES: dict[str, tuple[Callable[[list[Any]], tm.Rows], dict[str, Any]]] = {
+    "concat": (lambda s: shuffled(s[0]), {}),
+    "concat, masked": (lambda s: shuffled(s[0]), {"document_mask": True, "dtype": np.int32}),
+    "best-fit": (lambda s: shuffled(s[0], method="best-fit"), {}),
+    "mix": (lambda s: tm.mix([(shuffled(s[0]), 0.7), (shuffled(s[1], method="best-fit"), 0.3)]), {}),
+    "epochs": (lambda s: shuffled(s[1]), {"epochs": 1.5, "document_mask": True}),
+    "drop_last": (lambda s: shuffled(s[1]), {"epochs": 1.5, "drop_last": True}),
+    "prefetched": (lambda s: shuffled(s[0]), {"prefetch": 2}),
+}
+"""Rows out of two stores, and settings of their loader."""

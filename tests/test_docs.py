@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import make_texts, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(sh|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -35,7 +35,7 @@ def workplace(tmp_path: Path, tiny_tokenizer: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_of_a_page_runs(page: Path, workplace: Path) -> None:
     blocks = BLOCK.findall(page.read_text())
     for _, text in (block for block in blocks if block[0] == "yaml"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,19 @@ import numpy as np
 import pytest
 
 from tests.conftest import make_texts, write_jsonl
+from tests.running import ThreadExecutor, write_parquet
 from tokenmill.batch import TokenBatch
 from tokenmill.engines import create, load_tokenizer
 from tokenmill.errors import TokenmillError
 from tokenmill.executors.base import Event, Message
 from tokenmill.executors.local import LocalExecutor, start_executor
-from tokenmill.pipeline.gate import mismatches
+from tokenmill.pipeline.gate import _differing_documents, mismatches
 from tokenmill.pipeline.messages import GateResult, Held, decode_from_worker, encode
+from tokenmill.pipeline.plan import inspect_inputs
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import run
+from tokenmill.pipeline.sampling import Sample, take_sample
+from tokenmill.readers import ReadOptions
 from tokenmill.store.store import TokenStore
 
 
@@ -55,6 +60,78 @@ def test_one_wrong_id_in_a_thousand_documents_is_found(tiny_tokenizer: Path) -> 
     texts = [f"{number} {text}" for number, text in enumerate(make_texts(1000, seed=11))]
     assert mismatches(create("gigatoken", tokenizer), reference, texts) == []
     assert mismatches(Slip(reference, texts[777]), reference, texts) == [texts[777]]
+
+
+def sample_of(paths: list[Path], engine: Any = None, **options: Any) -> Sample:
+    settings = ReadOptions(**options)
+    split = engine.split if engine is not None else lambda text, size: [text]
+    return take_sample(inspect_inputs(paths, "auto", settings), settings, split)
+
+
+def test_ten_thousand_tiny_inputs_give_a_thousand_documents_and_2_mb(tmp_path: Path) -> None:
+    for number in range(3000):
+        (tmp_path / f"{number:04d}.txt").write_text(f"{number} " + "word " * 180)
+    paths = sorted(tmp_path.iterdir())
+    sample = sample_of(paths)
+    numbers = sorted(int(document.texts[0].split()[0]) for document in sample.documents)
+    assert len(numbers) == len(set(numbers)) >= 1000
+    assert sample.num_characters >= 2e6
+    # Wherever reading stops, no stretch of inputs is left out.
+    assert max(b - a for a, b in pairwise([0, *numbers, 3000])) < 10
+    assert len(sample_of(paths[:700]).documents) == 700
+
+
+def test_documents_come_from_all_row_groups_of_parquet_and_all_parts_of_large_files(tmp_path: Path) -> None:
+    texts = [f"{number} " + "word " * 60 for number in range(20_000)]
+    for path in (
+        write_parquet(tmp_path / "a.parquet", texts, rows_per_group=500),
+        write_jsonl(tmp_path / "a.jsonl", texts),
+    ):
+        numbers = sorted(int(document.texts[0].split()[0]) for document in sample_of([path]).documents)
+        assert max(b - a for a, b in pairwise([0, *numbers, 20_000])) < 1500
+
+
+def test_long_documents_are_compared_whole_while_the_sample_is_bounded(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    engine = create("gigatoken", load_tokenizer(str(tiny_tokenizer)))
+    texts = [f"{number} " + "some words " * 80_000 for number in range(20)]
+    path = write_jsonl(tmp_path / "a.jsonl", [*texts, "short"])
+    sample = sample_of([path], engine)
+    assert len(sample.documents) == 21
+    assert sample.num_in_parts == 0
+    assert sorted("".join(document.texts) for document in sample.documents) == sorted([*texts, "short"])
+    assert max(len(text) for document in sample.documents for text in document.texts) < 60_000
+    # Where an engine cannot cut a text, and of texts beyond all bounds, parts are compared and counted as such.
+    (document,) = sample_of([write_jsonl(tmp_path / "b.jsonl", texts[:1])]).documents
+    assert not document.is_whole
+    assert (document.texts[0], document.texts[-1]) == (texts[0][:1000], texts[0][-1000:])
+    write_jsonl(tmp_path / "c.jsonl", texts * 3)
+    sample = sample_of([tmp_path / "c.jsonl"], engine)
+    assert len(sample.documents) == 60
+    assert 20 < sample.num_in_parts < 45
+
+
+def test_a_wrong_id_anywhere_in_a_long_document_is_found(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_tokenizer))
+    reference = create("huggingface", tokenizer)
+    text = " ".join(make_texts(1500, seed=3)) + " the end of it"
+    (document,) = sample_of([write_jsonl(tmp_path / "a.jsonl", [text])], reference).documents
+    assert len(document.texts) > 2
+    assert _differing_documents(create("gigatoken", tokenizer), reference, [document]) == []
+    last = document.texts[-1]
+    assert _differing_documents(Slip(reference, last), reference, [document]) == [last]
+    assert _differing_documents(Slip(reference, text), reference, [document]) == [document.texts[0]]
+
+
+def test_the_first_screen_and_the_manifest_tell_of_parts(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    write_jsonl(tmp_path / "corpus.jsonl", ["x" * 1_200_000, "short"])
+    request = Request.from_flags(
+        {"inputs": [str(tmp_path / "corpus.jsonl")], "out": str(tmp_path / "s"), "tokenizer": str(tiny_tokenizer)}
+    )
+    display = Heard()
+    parity = run(request, display, ThreadExecutor()).manifest.engine.parity  # type: ignore[arg-type]
+    assert parity is not None
+    assert (parity.num_documents, parity.num_in_parts, parity.num_bytes) == (2, 1, 4005)
+    assert any("documents, of 1 long ones in parts (0.0 MB)" in line for line in display.lines)
 
 
 class Listening(LocalExecutor):

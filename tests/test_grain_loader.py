@@ -8,42 +8,24 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tokenmill as tm
-from tests.stores import collect, make_documents, make_store
+from tests.stores import CASES, SEQ_LEN, collect, make_short_documents, make_two_stores, shuffled
 from tokenmill.errors import MissingDependencyError, UsageError
 from tokenmill.loaders import load, make_loader
 
 grain = pytest.importorskip("grain")
 absl_flags = pytest.importorskip("absl.flags")
 
-SEQ_LEN = 16
-
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    folder = tmp_path_factory.mktemp("stores")
-    sizes = enumerate((900, 300))
-    return [tm.open(make_store(folder / str(n), make_documents(count, seed=n, longest=50))) for n, count in sizes]
-
-
-def shuffled(store: Any, **packing: Any) -> tm.Rows:
-    return tm.shuffle(tm.pack(store, seq_len=SEQ_LEN, **packing), seed=3)
-
-
-CASES: dict[str, tuple[Callable[[list[Any]], tm.Rows], dict[str, Any]]] = {
-    "concat": (lambda s: shuffled(s[0]), {}),
-    "concat, masked": (lambda s: shuffled(s[0]), {"document_mask": True}),
-    "best-fit": (lambda s: shuffled(s[0], method="best-fit"), {}),
-    "mix": (lambda s: tm.mix([(shuffled(s[0]), 0.7), (shuffled(s[1], method="best-fit"), 0.3)]), {}),
-    "epochs": (lambda s: shuffled(s[1]), {"epochs": 1.5, "document_mask": True}),
-    "prefetched": (lambda s: shuffled(s[0]), {"prefetch": 2}),
-}
+    return make_two_stores(tmp_path_factory.mktemp("stores"))
 
 
 def assert_same(ours: list[Any], theirs: list[Any]) -> None:
@@ -185,8 +167,21 @@ def test_rows_are_a_random_access_source_of_one_epoch_or_more(stores: list[Any])
     assert longer[len(rows) + 5]["inputs"].tolist() == rows[len(rows) + 5].tolist() != rows[5].tolist()
     with pytest.raises(IndexError):
         longer[2 * len(rows)]
-    with pytest.raises(UsageError, match="layout"):
-        RowSource(rows, layout="jaxtext")
+    for settings, message in (
+        ({"layout": "jaxtext"}, "layout 'jaxtext' is unknown"),
+        ({"dtype": "uint8"}, "dtype uint8 cannot hold every id"),
+        ({"dtype": np.float32}, "dtype float32 cannot hold every id"),
+        ({"epochs": -1}, "epochs -1 must be a number above 0"),
+        ({"document_mask": 3}, "document_mask 3 must be True or False"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            RowSource(rows, **settings)
+    for wrong, message in ((stores[1], "RowSource needs rows"), (None, "RowSource needs rows")):
+        with pytest.raises(UsageError, match=message):
+            RowSource(wrong)
+    for index, message in (("a", "row 'a' must be"), (1.5, "row 1.5 must be"), (-1, "row -1 does not exist")):
+        with pytest.raises(UsageError, match=message):
+            source[index]
 
 
 def test_a_pipeline_of_rows_has_the_loaders_batches_and_resumes(stores: list[Any]) -> None:
@@ -214,6 +209,65 @@ def test_a_row_has_what_its_layout_has(stores: list[Any]) -> None:
         for name, array in row.items():
             assert np.array_equal(array, batch[name][number])
             assert np.array_equal(array, source[number][name])
+
+
+def test_lengths_of_documents_of_a_row_have_one_shape_for_all_rows(tmp_path: Path) -> None:
+    from tokenmill.loaders.grain import RowSource
+
+    rows = tm.pack(tm.open(make_short_documents(tmp_path, SEQ_LEN)), seq_len=SEQ_LEN)
+    source = RowSource(rows, layout="olmo", document_mask=True)
+    assert source[0]["input_ids"].shape == source[6]["input_ids"].shape == (SEQ_LEN,)
+    assert source[0]["doc_lens"].shape == (1, SEQ_LEN)
+    assert source[6]["doc_lens"].ndim == 2
+
+
+def test_a_loader_has_the_state_of_its_last_iterator_and_begins_where_it_is_told(stores: list[Any]) -> None:
+    rows = shuffled(stores[1])
+    settings: dict[str, Any] = {"framework": "grain", "batch_size": 5, "epochs": 1}
+    whole = list(tm.Loader(rows, batch_size=5, epochs=1))
+    loader: Any = make_loader(rows, **settings)
+    start = loader.state_dict()
+    assert start["next_row"] == 0
+    for number, _ in enumerate(loader):
+        if number == 6:
+            break
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert state["next_row"] == 35
+    again: Any = make_loader(rows, **settings)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert_same(list(again), whole[7:])
+    assert_same(list(pickle.loads(pickle.dumps(again))), whole[7:])
+    loader.load_state_dict(start)
+    assert_same(list(loader.map(lambda batch: batch)), whole)
+    plain = tm.Loader(rows, batch_size=5, epochs=1)
+    plain.load_state_dict(state)
+    assert fingerprints(plain) == fingerprints(whole[7:])
+    with pytest.raises(UsageError, match="the state is of another dataset"):
+        loader.load_state_dict(tm.Loader(shuffled(stores[0]), batch_size=5).state_dict())
+
+
+def fingerprints(batches: Any) -> list[bytes]:
+    return [batch.inputs.tobytes() for batch in batches]
+
+
+def test_workers_leave_out_the_last_batch_only(stores: list[Any]) -> None:
+    rows = tm.take(shuffled(stores[1]), 52)
+    settings: dict[str, Any] = {"batch_size": 5, "epochs": 1, "drop_last": True}
+    theirs = list(tm.Loader(rows, **settings))
+    assert len(theirs) == 10
+    for num_workers in (2, 3, 4):
+        for worker in range(num_workers):
+            batches: Any = make_loader(rows, framework="grain", **settings)
+            batches.set_slice(slice(worker, None, num_workers))
+            assert_same(list(batches), theirs[worker::num_workers])
+
+
+def test_unknown_settings_are_refused_by_name(stores: list[Any]) -> None:
+    with pytest.raises(
+        UsageError, match="'bogus' is no setting of framework 'grain'; there are batch_size, .*prefetch"
+    ):
+        load(stores[0], seq_len=SEQ_LEN, batch_size=2, framework="grain", bogus=1)
 
 
 def test_a_source_travels_to_other_processes_and_keeps_its_name(stores: list[Any]) -> None:

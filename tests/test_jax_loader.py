@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import tokenmill as tm
-from tests.stores import collect, make_documents, make_store
+from tests.stores import CASES, SEQ_LEN, collect, make_short_documents, make_two_stores, shuffled
 from tokenmill.errors import MissingDependencyError, UsageError
 from tokenmill.loaders import load, make_loader
 from tokenmill.loaders.buffers import BufferPool
@@ -25,14 +25,12 @@ from tokenmill.loaders.buffers import BufferPool
 jax = pytest.importorskip("jax")
 
 ROOT = Path(__file__).parents[1]
-SEQ_LEN = 16
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stores")
-    for number, count in enumerate((900, 300)):
-        make_store(folder / str(number), make_documents(count, seed=number, longest=50))
+    make_two_stores(folder)
     return folder
 
 
@@ -43,20 +41,6 @@ def stores(folder: Path) -> list[Any]:
 
 def open_stores(folder: str | Path) -> list[Any]:
     return [tm.open(Path(folder) / str(number)) for number in range(2)]
-
-
-def shuffled(store: Any, **packing: Any) -> tm.Rows:
-    return tm.shuffle(tm.pack(store, seq_len=SEQ_LEN, **packing), seed=3)
-
-
-CASES: dict[str, tuple[Callable[[list[Any]], tm.Rows], dict[str, Any]]] = {
-    "concat": (lambda s: shuffled(s[0]), {}),
-    "concat, masked": (lambda s: shuffled(s[0]), {"document_mask": True}),
-    "best-fit": (lambda s: shuffled(s[0], method="best-fit"), {}),
-    "mix": (lambda s: tm.mix([(shuffled(s[0]), 0.7), (shuffled(s[1], method="best-fit"), 0.3)]), {}),
-    "epochs": (lambda s: shuffled(s[1]), {"epochs": 1.5, "document_mask": True}),
-    "prefetched": (lambda s: shuffled(s[0]), {"prefetch": 2}),
-}
 
 
 def same(ours: Any, theirs: Any) -> bool:
@@ -148,6 +132,37 @@ def test_a_donated_batch_leaves_its_other_parts_alone(stores: list[Any]) -> None
 def test_int64_is_refused_where_jax_would_cut_it(stores: list[Any]) -> None:
     with pytest.raises(UsageError, match="jax_enable_x64"):
         make_loader(shuffled(stores[0]), framework="jax", batch_size=4, dtype=np.int64)
+
+
+def test_what_is_no_sharding_is_refused(stores: list[Any]) -> None:
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    for wrong in (5, mesh, jax.sharding.PartitionSpec("data"), "data"):
+        with pytest.raises(UsageError, match=r"is no sharding; pass jax.sharding.NamedSharding\(mesh"):
+            make_loader(shuffled(stores[0]), framework="jax", batch_size=4, sharding=wrong)
+
+
+def test_settings_that_make_no_sense_are_refused(stores: list[Any]) -> None:
+    for settings, message in (
+        ({"dtype": "nope"}, "dtype 'nope' is no type of numpy"),
+        ({"dtype": "uint8"}, "dtype uint8 cannot hold"),
+        ({"bogus": 1}, "'bogus' is no setting of framework 'jax'; there are .*sharding"),
+        ({"num_workers": 1}, "'num_workers' is no setting of framework 'jax'"),
+        ({"rank": [1]}, r"rank \[1\] must be a whole number"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            make_loader(shuffled(stores[0]), framework="jax", **{"batch_size": 4, **settings})
+
+
+def test_lengths_of_documents_stay_those_of_the_process(tmp_path: Path) -> None:
+    rows = tm.pack(tm.open(make_short_documents(tmp_path, SEQ_LEN)), seq_len=SEQ_LEN)
+    settings: dict[str, Any] = {"batch_size": 2, "layout": "olmo", "document_mask": True, "epochs": 1}
+    sharding = shard_by({"data": 1}, "data", devices=jax.devices()[:1])
+    theirs = list(tm.Loader(rows, **settings))
+    assert theirs[0]["doc_lens"].shape == theirs[0]["input_ids"].shape == (2, SEQ_LEN)
+    for mine, yours in zip(make_loader(rows, framework="jax", sharding=sharding, **settings), theirs, strict=True):
+        assert mine["input_ids"].sharding == sharding
+        assert mine["doc_lens"].sharding != sharding
+        assert same(mine["doc_lens"], yours["doc_lens"])
 
 
 def test_without_jax_the_extra_is_named(stores: list[Any], monkeypatch: Any) -> None:

@@ -20,7 +20,7 @@ import xxhash
 import tokenmill as tm
 from tests.stores import collect, make_documents, make_store
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.loaders.ranks import find_rank
+from tokenmill.loaders.ranks import ENVIRONMENTS, find_rank
 from tokenmill.store.mapping import MappedFile
 
 SEQ_LEN = 16
@@ -270,7 +270,7 @@ def test_numpy_integers_are_integers_and_other_things_are_refused(stores: list[A
         (lambda: tm.Loader(rows, batch_size=4, epochs="1"), "epochs '1' must be a number above 0"),
         (lambda: tm.Loader(rows, batch_size=4, world_size=8), "world_size 8 needs a rank"),
         (lambda: tm.shuffle(rows, seed="a"), "seed 'a' must be a whole number"),
-        (lambda: tm.take(rows, 3.5), "stop 3.5 must be a whole number"),
+        (lambda: tm.take(rows, 3.5), "count 3.5 must be a whole number"),
         (lambda: tm.load(rows, batch_size=4, packing="pad"), "are made already"),
         (lambda: tm.load(stores[0], seq_len=8, batch_size=4, vocab_size=10), "vocabulary of 65536"),
     ):
@@ -362,14 +362,132 @@ def test_the_state_of_another_dataset_is_refused_with_the_difference(stores: lis
         (None, "this is not the state of a loader"),
         ({"next_row": 3}, "this is not the state of a loader"),
         ({"version": 9, "fingerprint": "", "next_row": 3}, "version 9; this tokenmill reads version 1"),
-        ({"version": 1, "fingerprint": "", "next_row": -3}, "next_row of the state is -3"),
-        ({"version": 1, "fingerprint": "", "next_row": "3"}, "next_row of the state is '3'"),
+        (
+            {"version": 1, "fingerprint": "", "next_row": -3},
+            "the state's next_row -3 must be a whole number, at least 0",
+        ),
+        ({"version": 1, "fingerprint": "", "next_row": "3"}, "the state's next_row '3' must be a whole number"),
         ({"version": 1, "fingerprint": "", "next_row": 3, "dataset": None}, "the state is of another dataset"),
+        ({"version": 1, "fingerprint": "", "next_row": True}, "next_row True must be a whole number"),
+        ({"version": 1, "fingerprint": "", "next_row": 1 << 63}, "next_row 9223372036854775808 .* at most"),
+        ({"version": 1, "fingerprint": "", "next_row": 10**30}, "next_row 1000000000000000000000000000000 .* at most"),
+        ({"version": 10**5000, "fingerprint": "", "next_row": 3}, "version a very large int"),
     ],
 )
 def test_what_is_no_state_is_refused(stores: list[Any], state: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         tm.Loader(DATASETS["concat"](stores), batch_size=5).load_state_dict(state)
+
+
+def nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+ANYTHING: list[Any] = [None, True, -1, 1.5, 1e400, 10**30, "", "x", [], [1], {}, {"a": 1}, nested(20_000)]
+
+
+@pytest.mark.parametrize("value", ANYTHING, ids=lambda value: type(value).__name__)
+def test_whatever_a_state_file_holds_is_refused_in_a_sentence(stores: list[Any], value: Any) -> None:
+    rows = mixture(stores, stages={100: [1, 1, 1]})
+    loader = tm.Loader(rows, batch_size=5)
+    state = json.loads(json.dumps(loader.state_dict()))
+    damaged: list[Any] = [value, *({**state, name: value} for name in ("version", "next_row"))]
+    theirs = state["dataset"]
+    for field in theirs:
+        damaged.append({**state, "fingerprint": value, "dataset": {**theirs, field: value}})
+    damaged.append({**state, "fingerprint": value, "dataset": value})
+    damaged.append({**state, "fingerprint": value, "dataset": {**theirs, "stages": {"0": value}}})
+    for number, wrong in enumerate(damaged):
+        with pytest.raises(UsageError) as caught:
+            loader.load_state_dict(wrong)
+        assert len(str(caught.value)) < 400, number
+    assert loader.state_dict()["next_row"] == 0
+
+
+@pytest.mark.parametrize("key", ["x", "", "-1", "1.5", "9" * 5000, "9" * 19])
+def test_a_stage_at_no_row_is_refused(stores: list[Any], key: str) -> None:
+    loader = tm.Loader(mixture(stores, stages={100: [1, 1, 1]}), batch_size=5)
+    state = loader.state_dict()
+    state["fingerprint"], state["next_row"] = "", 200
+    state["dataset"]["stages"][key] = [1, 1, 1]
+    if key == "9" * 19:
+        loader.load_state_dict(state)  # a stage ahead may be left out again
+    else:
+        with pytest.raises(UsageError, match="is only in the state"):
+            loader.load_state_dict(state)
+
+
+def test_a_state_may_have_numbers_of_numpy(stores: list[Any]) -> None:
+    loader = tm.Loader(DATASETS["concat"](stores), batch_size=5)
+    loader.load_state_dict({**loader.state_dict(), "next_row": np.int64(15)})
+    assert loader.step == 3
+    assert json.loads(json.dumps(loader.state_dict()))["next_row"] == 15
+
+
+def test_a_state_behind_the_end_is_refused_and_one_at_the_end_starts_over(stores: list[Any]) -> None:
+    rows = DATASETS["small-shuffled"](stores)
+    longer = tm.Loader(rows, batch_size=1, epochs=2)
+    longer.seek(len(rows) + 1)
+    shorter = tm.Loader(rows, batch_size=1, epochs=1)
+    both = f"row {len(rows) + 1} is behind the end of this loader, which has {len(rows)} rows; pass more epochs"
+    with pytest.raises(UsageError, match=both):
+        shorter.load_state_dict(longer.state_dict())
+    longer.seek(len(rows))
+    shorter.load_state_dict(longer.state_dict())
+    assert next(iter(shorter)).inputs[0].tolist() == rows[0].tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_drop_last_leaves_out_the_batch_that_is_not_full(stores: list[Any], world_size: int) -> None:
+    rows = tm.take(DATASETS["small-shuffled"](stores), 50)
+    settings: dict[str, Any] = {"batch_size": 4, "world_size": world_size, "epochs": 1}
+    count = 50 // (4 * world_size)
+    for rank in range(world_size):
+        whole = tm.Loader(rows, rank=rank, **settings)
+        loader = tm.Loader(rows, rank=rank, drop_last=True, **settings)
+        batches = list(loader)
+        assert len(batches) == len(loader) == count == len(whole) - 1
+        assert fingerprint_of(batches) == fingerprint_of(list(whole))[:-1]
+        assert all(batch.loss_mask.all() for batch in batches)
+        assert "drop_last" not in json.dumps(loader.state_dict())
+        again = tm.Loader(rows, rank=rank, drop_last=True, **settings)
+        again.load_state_dict(loader.state_dict())
+        assert len(list(again)) == count, "a state at the end starts over"
+        whole.load_state_dict(loader.state_dict())
+        assert len(list(whole)) == 1, "the rest is still there without drop_last"
+
+
+def test_drop_last_changes_nothing_without_a_rest_and_needs_one_batch(stores: list[Any]) -> None:
+    rows = tm.take(DATASETS["small-shuffled"](stores), 48)
+    assert len(tm.Loader(rows, batch_size=4, epochs=1, drop_last=True)) == 12
+    assert len(list(tm.Loader(rows, batch_size=48, epochs=1, drop_last=True))) == 1
+    with pytest.raises(UsageError, match="drop_last leaves no batch: there are 48 rows, and .* has 49"):
+        tm.Loader(rows, batch_size=49, epochs=1, drop_last=True)
+    collect(tm.Loader(rows, batch_size=49, drop_last=True), 3)  # without an end there is no last batch
+
+
+@pytest.mark.parametrize("method", ["concat", "best-fit", "pad"])
+@pytest.mark.parametrize("kind", ["<u4", "<i8"])
+def test_ids_that_batches_cannot_hold_are_refused(tmp_path: Path, method: Any, kind: str) -> None:
+    ids = np.arange(40_000, dtype=kind)
+    ids[17] = 3_000_000_000
+    ids.tofile(tmp_path / "ids.bin")
+    store = tm.open(tmp_path / "ids.bin", dtype={"<u4": "uint32", "<i8": "int64"}[kind])
+    for seq_len in (16, 9000):
+        rows = tm.pack(store, seq_len=seq_len, method=method)
+        with pytest.raises(StoreError, match=r"ids.bin.* has the id 3000000000, which int32 cannot hold"):
+            list(tm.Loader(rows, batch_size=4, epochs=1, dtype=np.int32))
+        wide = list(tm.Loader(rows, batch_size=4, epochs=1))
+        assert 3_000_000_000 in np.concatenate([x.reshape(-1) for x, _ in wide])
+    ids[17] = 17
+    ids.tofile(tmp_path / "ids.bin")
+    rows = tm.pack(tm.open(tmp_path / "ids.bin", dtype=store.dtype.name), seq_len=16, method=method)
+    narrow = list(tm.Loader(rows, batch_size=4, epochs=1, dtype=np.int32))
+    for mine, yours in zip(narrow, tm.Loader(rows, batch_size=4, epochs=1), strict=True):
+        assert (mine.inputs == yours.inputs).all() and (mine.targets == yours.targets).all()
 
 
 def test_a_stage_may_be_added_ahead_but_not_behind(stores: list[Any]) -> None:
@@ -446,6 +564,68 @@ def test_ranks_come_from_where_the_trainer_keeps_them(monkeypatch: pytest.Monkey
         find_rank("auto", None)
     with pytest.raises(UsageError, match="neither a process group nor a device mesh"):
         find_rank(None, None, group=object())
+
+
+class Group:
+    """A process group that says what it is told."""
+
+    def __init__(self, number: int, count: int) -> None:
+        self._number, self._count = number, count
+
+    def rank(self) -> int:
+        return self._number
+
+    def size(self) -> int:
+        return self._count
+
+
+def test_what_is_said_twice_about_ranks_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert find_rank("auto", np.int64(4)) == find_rank(1, 4, Group(1, 4)) == find_rank("auto", None, Group(1, 4))
+    assert find_rank(np.int64(0), np.int32(2)) == (0, 2)
+    for arguments, message in (
+        (("auto", 8), "world_size 8 contradicts rank='auto', which gives 4; leave world_size out"),
+        ((None, 8, Group(1, 4)), "world_size 8 contradicts the group, which gives 4"),
+        ((0, None, Group(1, 4)), "rank 0 contradicts the group, which gives 1; leave rank out"),
+        ((None, None, Group(-1, 4)), "this process is not in the group"),
+        ((True, 2), "rank True must be a whole number"),
+        ((0, True), "world_size True must be a whole number"),
+        (("0", 2), "rank '0' must be a whole number"),
+        ((0, 10**30), "world_size 1000000000000000000000000000000 must be a whole number, at most"),
+        ((-1, 2), "rank -1 must be a whole number, at least 0"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            find_rank(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"RANK": "3"}, "RANK='3' is in the environment and WORLD_SIZE is not; set both"),
+        ({"RANK": "0"}, "RANK='0' is in the environment and WORLD_SIZE is not"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE='2' is in the environment and RANK is not"),
+        ({"SLURM_PROCID": "2"}, "SLURM_PROCID='2' is in the environment and SLURM_NTASKS is not"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE='2' is in the environment"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK='2' and WORLD_SIZE='2' in the environment are impossible"),
+        ({"SLURM_PROCID": "0"}, (0, 1)),
+        ({"SLURM_NTASKS": "4"}, (0, 1)),
+        ({"WORLD_SIZE": "4", "SLURM_PROCID": "2", "SLURM_NTASKS": "4"}, (2, 4)),
+    ],
+)
+def test_half_of_an_environment_is_refused(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], expected: Any
+) -> None:
+    for pair in ENVIRONMENTS.items():
+        for name in pair:
+            monkeypatch.delenv(name, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    if isinstance(expected, tuple):
+        assert find_rank("auto", None) == expected
+    else:
+        with pytest.raises(UsageError, match=expected):
+            find_rank("auto", None)
 
 
 def test_a_thousand_loaders_leave_nothing_behind(stores: list[Any], tmp_path: Path) -> None:

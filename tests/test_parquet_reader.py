@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.reading import Read, gather
+from tests.running import write_damaged_parquet
 from tokenmill.errors import DataError
 from tokenmill.readers import ReadOptions, reader_for
 from tokenmill.readers.parquet import ParquetReader
@@ -125,16 +126,7 @@ def test_a_file_without_rows_gives_nothing(tmp_path: Path) -> None:
 
 def test_rows_before_a_damaged_page_are_read_and_the_others_counted(tmp_path: Path) -> None:
     texts = [f"{number:04d} {number * 7919 % 10007} " * 40 for number in range(400)]
-    path = tmp_path / "x.parquet"
-    pq.write_table(
-        pa.table({"text": texts}), path, row_group_size=200, data_page_size=4096, write_batch_size=4,
-        use_dictionary=False, compression="zstd", write_page_checksum=True, write_statistics=False,
-    )  # fmt: skip
-    content = bytearray(path.read_bytes())
-    column = pq.ParquetFile(path).metadata.row_group(1).column(0)
-    middle = column.data_page_offset + column.total_compressed_size // 2
-    content[middle : middle + 20] = bytes(20)
-    path.write_bytes(content)
+    path = write_damaged_parquet(tmp_path / "x.parquet", texts, damaged_group=1, rows_per_group=200)
     reader = reader_for("parquet", ReadOptions())
     batches = list(reader.read_range(path, 0, 400))
     read = gather(batches)
@@ -145,6 +137,15 @@ def test_rows_before_a_damaged_page_are_read_and_the_others_counted(tmp_path: Pa
     assert reject.num_documents == 400 - len(read.texts)
     assert gather(reader.read_range(path, 0, 200)).texts == texts[:200]
     assert gather(reader.read_range(path, 230, 240)).texts == texts[230:240]
+
+
+def test_how_far_rows_are_rescued_does_not_depend_on_where_reading_starts(tmp_path: Path) -> None:
+    texts = ["short"] * 3000 + [f"{number:04d} {number * 7919 % 10007} " * 900 for number in range(300)]
+    path = write_damaged_parquet(tmp_path / "x.parquet", texts, damaged_group=10, rows_per_group=300)
+    reader = reader_for("parquet", ReadOptions())
+    whole, group = (gather(reader.read_range(path, start, 3300)) for start in (0, 3000))
+    assert 0 < len(group.texts) < 300
+    assert [row for row in whole.positions if row >= 3000] == group.positions
 
 
 @pytest.mark.parametrize("content", [b"PAR1 and no footer", b"PAR1", b""])

@@ -19,9 +19,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from tests.conftest import write_jsonl
-from tokenmill.errors import StoreError
+from tokenmill.errors import DataError, StoreError
+from tokenmill.monitoring import render_machine
 from tokenmill.pipeline.observer import AttemptInfo
-from tokenmill.progress import Snapshot
+from tokenmill.pipeline.run import tokenize
+from tokenmill.progress import Machine, Snapshot, WorkerMoment
 from tokenmill.status import read_status, render_status
 
 
@@ -118,7 +120,9 @@ def test_a_run_that_died_says_where_it_stopped_and_how_to_go_on(tmp_path: Path) 
     assert status.state == "stopped"
     assert len(status.attempts) == 2
     shown = draw(tmp_path)
-    assert "Stopped at 43%. To continue, run the same tokenize command again." in shown
+    said = " ".join(shown.split())
+    assert "Stopped at 43%. It was killed, or the machine went down, at about" in said
+    assert "To continue, run the same tokenize command again." in said
     assert "2, 00:20 in all, 2 dead workers replaced, 6 caches recycled" in shown
     assert "left" not in shown
 
@@ -197,3 +201,49 @@ def test_a_real_run_is_seen_running_then_stopped_then_finished(tmp_path: Path) -
     status = read_status(out)
     assert (status.state, status.num_documents) == ("finished", 60_000)
     assert len(status.attempts) == 2
+
+
+def test_a_run_that_ended_early_says_why(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    corpus = tmp_path / "bad.jsonl"
+    corpus.write_text('{"text": "good"}\n' * 4000 + "{bad\n")
+    with pytest.raises(DataError):
+        tokenize(corpus, tmp_path / "store", tokenizer=str(tiny_tokenizer), task_bytes="20KB", workers=1)
+    assert "It said: bad.jsonl line 4001: not JSON" in " ".join(draw(tmp_path / "store").split()).replace(
+        str(tmp_path) + "/", ""
+    )
+
+
+def test_a_running_status_shows_the_machine(tmp_path: Path) -> None:
+    machine = Machine(
+        cores=[0.99, 0.2],
+        disk_free=10**10,
+        stages={"read": 0.1, "encode": 0.9},
+        workers=[
+            WorkerMoment(
+                name="worker 1", pid=7, task="00000-0001", input="a.jsonl", task_seconds=3.0, bytes_per_second=9e7
+            ),
+            WorkerMoment(name="worker 2", pid=8, task="", input="", task_seconds=0.0, bytes_per_second=8e7),
+        ],
+        slowest_task="00000-0000",
+        slowest_input="b" * 60,
+        slowest_seconds=4.0,
+    )
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render_machine(msgspec.structs.replace(make_attempt().last, machine=machine)))
+    shown = console.export_text()
+    assert max(map(len, shown.splitlines())) <= 80
+    for part in ("99%", "20%", "encode 90%", "worker 1", "90", "waits", "00:04", "10.00 GB free"):
+        assert part in shown
+    many = Machine(
+        cores=[0.5] * 64,
+        disk_free=1,
+        stages={},
+        workers=[machine.workers[0]] * 64,
+        slowest_task="",
+        slowest_input="",
+        slowest_seconds=0.0,
+    )
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render_machine(msgspec.structs.replace(make_attempt().last, machine=many)))
+    shown = console.export_text()
+    assert "50% of 64 cores, 0 idle" in shown and "and 52 faster ones" in shown

@@ -14,13 +14,13 @@ import tokenmill
 
 ROOT = Path(tokenmill.__file__).parent
 LEVELS = [
-    {"errors", "arguments", "compression", "files", "batch", "machine", "progress"},
+    {"errors", "arguments", "compression", "files", "batch", "machine", "progress", "monitoring"},
     {"readers", "engines", "executors"},
     {"store", "supervision"},
     {"pipeline", "dataset"},
     {"loaders", "exporters"},
     {"verification", "comparison", "inspection", "status", "training", "tracing", "estimation"},
-    {"summary"},
+    {"summary", "bench"},
     {"demo"},
     {"cli"},
     {"__main__"},
@@ -39,6 +39,7 @@ HEAVY = {
     "sentencepiece",
     "tiktoken",
     "array_record",
+    "matplotlib",
 }
 ONLY_IN = {
     "gigatoken": {"engines/gigatoken.py"},
@@ -46,13 +47,14 @@ ONLY_IN = {
     "sentencepiece": {"engines/tokenizer.py"},
     "tiktoken": {"engines/tiktoken.py"},
     "tiktoken_ext": {"engines/tiktoken.py"},
-    "torch": {"loaders/torch.py", "exporters/pt.py", "store/foreign/pt.py"},
+    "torch": {"bench/loaders.py", "loaders/torch.py", "exporters/pt.py", "store/foreign/pt.py"},
     "jax": {"loaders/jax.py"},
     "grain": {"loaders/grain.py"},
     "tensorflow": {"loaders/tf.py"},
     "ray": set(),
     "array_record": {"exporters/arrayrecord.py"},
     "datasets": set(),
+    "matplotlib": {"bench/plots.py"},
 }
 
 

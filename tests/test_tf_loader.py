@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,13 +15,12 @@ import numpy as np
 import pytest
 
 import tokenmill as tm
-from tests.stores import collect, make_documents, make_store
+from tests.stores import CASES, SEQ_LEN, collect, make_short_documents, make_two_stores, shuffled
 from tokenmill.errors import MissingDependencyError
 from tokenmill.loaders import load, make_loader
 
 pytestmark = pytest.mark.skipif(find_spec("tensorflow") is None, reason="tensorflow is not installed")
 
-SEQ_LEN = 16
 tf: Any = None
 loaders_tf: Any = None
 
@@ -37,23 +35,7 @@ def _tensorflow() -> None:
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    folder = tmp_path_factory.mktemp("stores")
-    sizes = enumerate((900, 300))
-    return [tm.open(make_store(folder / str(n), make_documents(count, seed=n, longest=50))) for n, count in sizes]
-
-
-def shuffled(store: Any, **packing: Any) -> tm.Rows:
-    return tm.shuffle(tm.pack(store, seq_len=SEQ_LEN, **packing), seed=3)
-
-
-CASES: dict[str, tuple[Callable[[list[Any]], tm.Rows], dict[str, Any]]] = {
-    "concat": (lambda s: shuffled(s[0]), {}),
-    "concat, masked": (lambda s: shuffled(s[0]), {"document_mask": True, "dtype": np.int32}),
-    "best-fit": (lambda s: shuffled(s[0], method="best-fit"), {}),
-    "mix": (lambda s: tm.mix([(shuffled(s[0]), 0.7), (shuffled(s[1], method="best-fit"), 0.3)]), {}),
-    "epochs": (lambda s: shuffled(s[1]), {"epochs": 1.5, "document_mask": True}),
-    "prefetched": (lambda s: shuffled(s[0]), {"prefetch": 2}),
-}
+    return make_two_stores(tmp_path_factory.mktemp("stores"))
 
 
 def loaders(stores: list[Any], case: str) -> tuple[Any, tm.Loader, int]:
@@ -164,6 +146,16 @@ def test_layouts_have_the_same_values_as_tensors(stores: list[Any], layout: str)
         parts = tf.nest.flatten(yours)
         assert all(np.array_equal(*pair) for pair in zip(tf.nest.flatten(one), parts, strict=True))
         assert all(same(*pair) for pair in zip(tf.nest.flatten(other), flatten_with_lists(yours), strict=True))
+
+
+def test_lengths_of_documents_may_be_as_many_as_a_row_has_tokens(tmp_path: Path) -> None:
+    rows = tm.pack(tm.open(make_short_documents(tmp_path, SEQ_LEN)), seq_len=SEQ_LEN)
+    settings = {"batch_size": 2, "layout": "olmo", "document_mask": True, "epochs": 1}
+    loader: Any = make_loader(rows, framework="tf", **settings)
+    theirs = list(tm.Loader(rows, **settings))
+    assert [batch["doc_lens"].shape[1] for batch in theirs] == [16, 16, 5, 5, 4]
+    for mine, yours in zip(loader.dataset(), theirs, strict=True):
+        assert all(np.array_equal(mine[name], yours[name]) for name in yours)
 
 
 def flatten_with_lists(batch: Any) -> list[Any]:

@@ -25,6 +25,7 @@ from tests.running import (
     sources_of,
     texts_of,
     tokenize_here,
+    write_damaged_parquet,
     write_parquet,
 )
 
@@ -296,6 +297,22 @@ def test_limit_takes_exactly_the_first_documents_of_the_inputs(kind: str, task_b
     assert store.manifest.num_documents_in == 83
     assert store.manifest.num_rejects == 1
     assert texts_of(store) == [text for text in texts[:83] if text != texts[20]]
+
+
+@pytest.mark.parametrize("task_bytes", ["40kB", "100MB"])
+@pytest.mark.parametrize("limit", [50, 150, 300, 400])
+def test_limit_counts_the_rows_that_damage_hides(limit: int, task_bytes: str, tmp_path: Path) -> None:
+    texts = [f"{number:04d} {number * 7919 % 10007} " * 40 for number in range(400)]
+    path = write_damaged_parquet(tmp_path / "a.parquet", texts, damaged_group=1, rows_per_group=100)
+    store = tokenize_here(
+        path, tmp_path / "out", tokenizer="bytes", limit=limit, task_bytes=task_bytes, on_error="skip"
+    )
+    assert store.manifest.num_documents_in == limit
+    assert store.num_documents >= min(limit, 100)
+    nothing = tokenize_here(
+        path, tmp_path / "none", tokenizer="bytes", limit=limit, task_bytes=task_bytes, on_error="skip", text_key="nope"
+    )
+    assert (nothing.manifest.num_documents_in, nothing.manifest.rejects) == (limit, {"no-text-column": limit})
 
 
 def test_val_fraction_sends_equal_texts_to_one_side_and_depends_on_the_seed(tmp_path: Path) -> None:

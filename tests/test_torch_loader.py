@@ -91,6 +91,72 @@ def test_worker_processes_make_layouts(store: Path) -> None:
         assert all(np.array_equal(batch[name], expected[name]) for name in expected)
 
 
+def test_worker_processes_keep_tuples_and_numbers(store: Path) -> None:
+    for layout in ("torchtitan", "hf"):
+        settings: dict[str, Any] = {"seq_len": 16, "batch_size": 5, "layout": layout, "document_mask": True}
+        ours = collect(tm.load(store, framework="torch", num_workers=2, **settings), 4)
+        theirs = collect(tm.load(store, framework="torch", **settings), 4)
+        for batch, expected in zip(ours, theirs, strict=True):
+            assert type(batch) is type(expected)
+            if layout == "torchtitan":
+                assert torch.equal(batch[0]["positions"], expected[0]["positions"])
+                assert torch.equal(batch[1], expected[1])
+            else:
+                assert torch.equal(batch["cu_seq_lens_q"], expected["cu_seq_lens_q"])
+                assert batch["max_length_q"] == expected["max_length_q"]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_worker_processes_leave_out_the_last_batch_only(store: Path, num_workers: int) -> None:
+    rows = tm.take(tm.pack(tm.open(store), seq_len=16), 52)
+    settings: dict[str, Any] = {"batch_size": 5, "epochs": 1, "drop_last": True}
+    theirs = list(tm.Loader(rows, **settings))
+    assert len(theirs) == 10
+    assert equal(list(tm.load(rows, framework="torch", num_workers=num_workers, **settings)), theirs)
+
+
+def test_mistakes_are_refused_with_a_sentence(store: Path) -> None:
+    rows = tm.pack(tm.open(store), seq_len=16)
+    for settings, message in (
+        ({"device": "mps"}, "device 'mps' is not here"),
+        ({"device": "cuda"}, "device 'cuda' is not here"),
+        ({"device": "toaster"}, "device 'toaster' is unknown to torch"),
+        ({"device": 1.5}, "device 1.5 is unknown to torch"),
+        ({"num_workers": "2"}, "num_workers '2' must be a whole number"),
+        ({"persistent_workers": 1}, "persistent_workers 1 must be True or False"),
+        ({"bogus": 1}, "'bogus' is no setting of framework 'torch'; there are .*device.*num_workers"),
+    ):
+        if "device" in settings and settings["device"] == "cuda" and torch.cuda.is_available():
+            continue
+        with pytest.raises(UsageError, match=message):
+            tm.load(rows, batch_size=2, framework="torch", **settings)
+    for wrong in (5, tm.open(store), str(store), None):
+        with pytest.raises(UsageError, match="TorchRows needs rows"):
+            TorchRows(wrong)
+    data = TorchRows(rows)
+    for index, message in (
+        ("a", "row 'a' must be a whole number"),
+        (1.5, "row 1.5 must be a whole number"),
+        (True, "row True must be a whole number"),
+        (-1, f"row -1 does not exist; rows are 0 to {len(rows) - 1}"),
+        (len(rows), "does not exist"),
+        (10**30, "must be a whole number, at most"),
+        (slice(1, 3), "use tm.slice"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            data[index]
+    with pytest.raises(IndexError):
+        data[len(rows)]
+    assert data[np.int64(3)][0].tolist() == rows[3].tolist()
+
+
+def test_a_process_outside_the_group_says_so(store: Path) -> None:
+    import torch.distributed as dist
+
+    with pytest.raises(UsageError, match="this process is not in the group"):
+        tm.load(store, seq_len=16, batch_size=2, group=dist.GroupMember.NON_GROUP_MEMBER)
+
+
 def test_rows_work_in_a_data_loader(store: Path) -> None:
     rows = tm.shuffle(tm.pack(tm.open(store), seq_len=16), seed=3)
     for num_workers in (0, 2):

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import make_texts, write_jsonl
+from tests.running import tokenize_here, write_damaged_parquet
 from tokenmill import comparison
 from tokenmill.errors import UsageError
 from tokenmill.pipeline.run import tokenize
@@ -359,6 +360,20 @@ def test_documents_are_found_again_in_inputs_of_every_format(
     result = verify(store.path, against=[str(corpus)])
     assert result.problems == []
     assert 100 <= result.num_compared < total
+
+
+@pytest.mark.parametrize("task_bytes", ["40kB", "100MB"])
+def test_documents_behind_a_damaged_page_are_found_again(
+    task_bytes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"{number:04d} {number * 7919 % 10007} " * 40 for number in range(400)]
+    path = write_damaged_parquet(tmp_path / "a.parquet", texts, damaged_group=1, rows_per_group=100)
+    store = tokenize_here(path, tmp_path / "s", tokenizer="bytes", task_bytes=task_bytes, on_error="skip")
+    assert store.manifest.rejects["damaged"] < 300
+    result = verify(store.path, against=[str(path)], every=True)
+    assert (result.problems, result.num_compared) == ([], store.num_documents)
+    monkeypatch.setattr(comparison, "SAMPLE_DOCUMENTS", store.num_documents - 1)
+    assert verify(store.path, against=[str(path)]).problems == []
 
 
 @pytest.mark.parametrize("flags", [{"separator": "|"}, {"whole_files": True}])

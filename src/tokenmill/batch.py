@@ -58,6 +58,8 @@ class TextBatch:
     rejects: list[Reject] = field(default_factory=list)
     num_lines: int = 0
     num_bytes: int = 0
+    read_seconds: float = 0.0
+    """What it took to get the bytes, before they were made sense of."""
     records: list[tuple[Any, ...]] | None = None
     lines: npt.NDArray[np.int64] | None = None
     trained: list[Trained] | None = None

@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tokenmill import __version__
+from tokenmill.bench.commands import app as bench
 from tokenmill.errors import TokenmillError, UsageError
 
 __all__ = ["app", "main"]
@@ -27,6 +29,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Raw text to training batches: tokenize once, choose everything else when loading.",
 )
+
+app.add_typer(bench, name="bench")
 
 READING, SUPERVISED, TOKENS, OUTPUT = "Reading", "Supervised data", "Tokens", "Output"
 RUN, SHOW = "Running", "Display"
@@ -156,6 +160,9 @@ def tokenize(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only estimate what it would give and take.", rich_help_panel=RUN)
     ] = False,
+    monitor: Annotated[
+        bool, typer.Option("--monitor", help="Also show cores, stages and workers.", rich_help_panel=SHOW)
+    ] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help="Progress as JSON lines.", rich_help_panel=SHOW)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=SHOW)] = False,
 ) -> None:
@@ -179,7 +186,8 @@ def tokenize(
     except BaseException:
         executor.close()
         raise
-    outcome = run(request, choose_display(log_json=log_json, quiet=quiet), executor)
+    display = choose_display(log_json=log_json, quiet=quiet, draw=_monitor() if monitor else None)
+    outcome = run(request, display, executor)
     print_summary(outcome, request)
 
 
@@ -240,37 +248,52 @@ def status(
             live.update(render_status(now))
 
 
+ROWS = "Rows"
+
+
 @app.command(no_args_is_help=True)
 def inspect(
     store: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the store.")],
     document: Annotated[int | None, typer.Option(help="Show one document with its tokens in colour.")] = None,
-    row: Annotated[int | None, typer.Option(help="Show one training row, in the order of the store.")] = None,
-    seq_len: Annotated[int, typer.Option(help="With --row: tokens in a row.")] = 2048,
-    packing: Annotated[str, typer.Option(help="With --row: concat, best-fit or pad.")] = "concat",
+    row: Annotated[int | None, typer.Option(help="Show one training row, by the number that trace has for it.")] = None,
+    seq_len: Annotated[int, typer.Option(help="Tokens in a row.", rich_help_panel=ROWS)] = 2048,
+    packing: Annotated[str, typer.Option(help="concat, best-fit or pad.", rich_help_panel=ROWS)] = "concat",
+    long_documents: Annotated[str, typer.Option(help="split, truncate or drop.", rich_help_panel=ROWS)] = "split",
+    shuffle: Annotated[bool, typer.Option("--shuffle/--no-shuffle", rich_help_panel=ROWS)] = True,
+    seed: Annotated[int, typer.Option(help="Of the packing and the shuffle.", rich_help_panel=ROWS)] = 0,
     split: Annotated[str, typer.Option(help="Split of the document or row.")] = "train",
     max_tokens: Annotated[int, typer.Option(help="Show at most this many tokens of a document.")] = 200,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show totals and document lengths, one document with its tokens and ids, or one training row."""
-    from tokenmill.dataset.packing import pack
-    from tokenmill.inspection import overview_json, render_document, render_overview, render_row
+    """Show totals and document lengths, one document with its tokens and ids, or one training row.
+
+    The flags of rows are those of trace and of tokenmill.load, and have the same defaults.
+    """
+    from tokenmill import inspection
+    from tokenmill.loaders import make_rows
     from tokenmill.store.store import TokenStore
 
+    if row is not None and document is not None:
+        raise UsageError("say either --row N or --document N, to see one of them")
     opened = TokenStore(store)
-    if as_json:
-        _print_json(overview_json(opened))
-    elif row is not None:
-        rows = pack(opened.split(split), seq_len=seq_len, method=packing)  # type: ignore[arg-type]
-        if not 0 <= row < len(rows):
-            raise UsageError(f"row {row} is not among the {len(rows)} rows of {seq_len} tokens, counted from 0")
-        _console().print(render_row(opened, rows, row, max_tokens=max_tokens))
-    elif document is None:
-        _console().print(render_overview(opened))
+    shown: Any
+    if row is not None:
+        rows = make_rows(
+            opened.split(split),
+            seq_len=seq_len,
+            packing=packing,
+            long_documents=long_documents,
+            shuffle=shuffle,
+            seed=seed,
+        )
+        show_row = inspection.row_json if as_json else partial(inspection.render_row, max_tokens=max_tokens)
+        shown = show_row(opened, rows, row)
+    elif document is not None:
+        show_one = inspection.document_json if as_json else partial(inspection.render_document, max_tokens=max_tokens)
+        shown = show_one(opened, document, split)
     else:
-        _console().print(render_document(opened, document, split, max_tokens=max_tokens))
-
-
-ROWS = "Rows"
+        shown = inspection.overview_json(opened) if as_json else inspection.render_overview(opened)
+    _print_json(shown) if as_json else _console().print(shown)
 
 
 @app.command(no_args_is_help=True)
@@ -341,6 +364,39 @@ def verify(
         raise TokenmillError(f"{store} has {len(result.problems)} problem{'s' if len(result.problems) > 1 else ''}")
     if not as_json:
         print("sound")
+
+
+@app.command(no_args_is_help=True)
+def report(
+    store: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the store.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The page to write, such as report.html.")],
+    seq_len: Annotated[int, typer.Option(help="Tokens in a row, for the packings.")] = 2048,
+    sample_tokens: Annotated[
+        int | None, typer.Option(help="Look at about this many tokens [default: 64 million].")
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Check every byte of the store first.")] = False,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the figures as JSON.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+) -> None:
+    """Write one page about a store: totals, lengths, packing, tokens, odd documents, checks, the run, a browser."""
+    from tokenmill.report import SAMPLE_TOKENS, write_report
+    from tokenmill.store.store import TokenStore
+
+    with _progress() as advance:
+        figures = write_report(
+            TokenStore(store),
+            out,
+            seq_len=seq_len,
+            sample_tokens=SAMPLE_TOKENS if sample_tokens is None else sample_tokens,
+            verify=verify,
+            json=json,
+            overwrite=overwrite,
+            advance=advance,
+        )
+    print(f"{out}: {figures.num_documents:,} documents, {figures.num_tokens:,} tokens")
+    problems = figures.checks.problems
+    if problems:
+        raise TokenmillError(f"{store} has {len(problems)} problem{'s' if len(problems) > 1 else ''}; {out} lists them")
 
 
 @app.command("train-tokenizer", no_args_is_help=True)
@@ -440,9 +496,15 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
         yield advance
 
 
+def _monitor() -> Any:
+    from tokenmill.monitoring import draw_monitor
+
+    return draw_monitor
+
+
 def _flags(context: typer.Context) -> dict[str, Any]:
     """What `tokenize` was asked for, without what only says how to show it."""
-    shown = {"config", "log_json", "quiet", "dry_run"}
+    shown = {"config", "log_json", "quiet", "dry_run", "monitor"}
     return {key: value for key, value in context.params.items() if key not in shown}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from tokenmill.batch import IntArray, TextBatch, Trained
 from tokenmill.engines import REFERENCES, SpecialTokens, create, open_tokenizer
 from tokenmill.engines.alignment import Aligner
 from tokenmill.files import expand_inputs
-from tokenmill.pipeline.plan import InputFile, Span, inspect_inputs
+from tokenmill.pipeline.plan import InputFile, Span, inspect_inputs, row_spans
 from tokenmill.pipeline.reading import Render, read_span
 from tokenmill.pipeline.settings import TokenPolicy, supervision_of
 from tokenmill.pipeline.task import surround
@@ -102,7 +102,8 @@ def compare_with_inputs(
     chosen = _choose(manifest, every)
     total = sum(map(len, chosen.values()))
     judge = _Judge(store, manifest, report, lambda done: advance(done, total))
-    source = _Source(files, options, renderer.render if renderer is not None else None, sequential=every)
+    render = renderer.render if renderer is not None else None
+    source = _Source(files, options, render, task_bytes=manifest.settings["task-bytes"], sequential=every)
     for task in _tasks(store, manifest, chosen) if files else ():
         for row, document in source.find(task):
             if document is None:
@@ -233,11 +234,18 @@ class _Source:
     """Finds texts again by input and position. What can only be read front to back is read once."""
 
     def __init__(
-        self, files: dict[int, InputFile], options: ReadOptions, render: Render | None, *, sequential: bool
+        self,
+        files: dict[int, InputFile],
+        options: ReadOptions,
+        render: Render | None,
+        *,
+        task_bytes: int,
+        sequential: bool,
     ) -> None:
         self._files = files
         self._options = options
         self._render = render
+        self._task_bytes = task_bytes
         self._sequential = sequential
         self._unread = set(files)
         self._input = -1
@@ -299,7 +307,11 @@ class _Source:
     def _start(self, number: int) -> None:
         self._unread.discard(number)
         self._input = number
-        self._batches = read_span(self._files[number], Span(number), self._options, self._render)
+        file = self._files[number]
+        spans = [Span(number)]
+        if file.format == "parquet":
+            spans = row_spans(number, file, self._options, self._task_bytes)
+        self._batches = chain.from_iterable(read_span(file, span, self._options, self._render) for span in spans)
         self._next()
 
     def _next(self) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "DamagedInput",
     "InputStream",
     "Stream",
+    "changed_while_read",
     "detect_compression",
     "expand_inputs",
     "fingerprint",
@@ -293,6 +294,14 @@ def fingerprint(path: Path) -> str:
                 digest.update(data)
                 length -= len(data)
     return digest.hexdigest()
+
+
+def changed_while_read(num_bytes: int, num_expected: int) -> str:
+    """What to say of an input that is not what it was when the run began."""
+    sizes = f"{num_bytes:,} bytes, and {num_expected:,} when the run began"
+    if num_bytes == num_expected:
+        sizes = f"other content in the same {num_bytes:,} bytes than when the run began"
+    return f"changed while it was read: {sizes}; run again with --overwrite"
 
 
 def write_durably(path: Path, data: bytes) -> None:

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 import unicodedata
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -16,10 +17,12 @@ import msgspec
 __all__ = [
     "Display",
     "JsonLines",
+    "Machine",
     "PlainLines",
     "Silence",
     "Snapshot",
     "TerminalBar",
+    "WorkerMoment",
     "choose_display",
     "format_bytes",
     "show_safely",
@@ -27,6 +30,39 @@ __all__ = [
 
 LINE_SECONDS = 5.0
 JOINERS = "\u200c\u200d"
+
+
+class WorkerMoment(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker is at."""
+
+    name: str
+    pid: int
+    task: str
+    """Empty where it waits for one."""
+    input: str
+    task_seconds: float
+    bytes_per_second: float
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run makes of its machine: for those who want to know why it is not faster."""
+
+    cores: list[float]
+    """How busy each core is, from 0 to 1."""
+    disk_free: int
+    stages: dict[str, float]
+    """The part of all workers' time that each stage took."""
+    workers: list[WorkerMoment]
+    slowest_task: str
+    slowest_input: str
+    slowest_seconds: float
+    """Of the tasks that are done; 0 before the first one is."""
+
+    def line(self) -> str:
+        """The machine in one line."""
+        busy = sum(self.cores) / max(1, len(self.cores))
+        stages = ", ".join(f"{name} {share:.0%}" for name, share in self.stages.items() if share >= 0.005)
+        return f"{len(self.cores)} cores {busy:.0%} busy, {format_bytes(self.disk_free)} of disk free; {stages}"
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +81,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     memory_limit: int
     bottleneck: str
+    machine: Machine | None = None
 
     @property
     def fraction(self) -> float:
@@ -91,6 +128,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+Draw = Callable[["Snapshot", int], Any]
+"""Draws a moment for a terminal of some width."""
+
+
 class Display(Protocol):
     """Where a run shows itself."""
 
@@ -121,9 +162,10 @@ class Silence:
 
 
 class PlainLines:
-    """A line now and then, for logs and pipes."""
+    """A line now and then, for logs and pipes; a second one about the machine where that is wanted."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tells_machine: bool = False) -> None:
+        self._tells_machine = tells_machine
         self._last = time.monotonic() - LINE_SECONDS + 1.0
 
     def say(self, text: str, *, style: str = "") -> None:
@@ -135,6 +177,8 @@ class PlainLines:
         if time.monotonic() - self._last >= LINE_SECONDS:
             self._last = time.monotonic()
             print(f"{snapshot.line()}  ({snapshot.details()})", file=sys.stderr, flush=True)
+            if self._tells_machine and snapshot.machine is not None:
+                print(f"        {snapshot.machine.line()}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Nothing to end."""
@@ -165,15 +209,16 @@ class JsonLines:
 
 
 class TerminalBar:
-    """A bar and two lines of figures that stay in place."""
+    """Figures that stay in place: a bar and two lines, or what `draw` makes of a moment and a width."""
 
-    def __init__(self) -> None:
+    def __init__(self, draw: Draw | None = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self._console = Console(stderr=True, highlight=False)
         self._live = Live(console=self._console, refresh_per_second=8, transient=True)
         self._started = False
+        self._draw = draw or render
 
     def say(self, text: str, *, style: str = "") -> None:
         """Print above the bar."""
@@ -184,7 +229,7 @@ class TerminalBar:
         if not self._started:
             self._live.start()
             self._started = True
-        self._live.update(render(snapshot, self._console.width))
+        self._live.update(self._draw(snapshot, self._console.width))
 
     def close(self) -> None:
         """Take the bar away; the summary follows."""
@@ -206,13 +251,13 @@ def render(snapshot: Snapshot, width: int) -> Any:
     return table
 
 
-def choose_display(*, log_json: bool = False, quiet: bool = False) -> Display:
-    """The display that fits where stderr goes."""
+def choose_display(*, log_json: bool = False, quiet: bool = False, draw: Draw | None = None) -> Display:
+    """The display that fits where stderr goes; `draw` is for those who want to see more than a bar."""
     if quiet:
         return Silence()
     if log_json:
         return JsonLines()
-    return TerminalBar() if sys.stderr.isatty() else PlainLines()
+    return TerminalBar(draw) if sys.stderr.isatty() else PlainLines(tells_machine=draw is not None)
 
 
 def format_bytes(size: float) -> str:

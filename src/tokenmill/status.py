@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.errors import StoreError
+from tokenmill.monitoring import render_machine
 from tokenmill.pipeline.observer import AttemptInfo, RunInfo
 from tokenmill.progress import Snapshot, format_bytes, format_count, format_seconds
 from tokenmill.store.manifest import MANIFEST, Manifest, decode_sealed, read_manifest
@@ -142,7 +143,11 @@ def render_status(status: Status) -> RenderableType:
     table.add_column()
     for name, value in _rows(status):
         table.add_row(name, Text(value))
-    parts += [table, Text(_advice(status), style="bold" if status.state == "stopped" else "")]
+    if status.state == "running" and status.last is not None and status.last.machine is not None:
+        parts += [table, Text(), render_machine(status.last), Text()]
+    else:
+        parts.append(table)
+    parts += [Text(_advice(status), style="bold" if status.state == "stopped" else "")]
     return Group(*parts)
 
 
@@ -203,4 +208,15 @@ def _advice(status: Status) -> str:
     if status.state == "running":
         return "It may be stopped at any moment: the same command continues it."
     how = f"at {100 * status.last.fraction:.0f}%" if status.last else "before its first task was done"
-    return f"Stopped {how}. To continue, run the same tokenize command again."
+    return f"Stopped {how}. {_describe_end(status)}To continue, run the same tokenize command again."
+
+
+def _describe_end(status: Status) -> str:
+    """What ended the last attempt: its own last words, or that it had none."""
+    if not status.attempts:
+        return ""
+    last = status.attempts[-1]
+    if last.reason is not None:
+        return f"It said: {last.reason.rstrip('.')}. "
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.started + last.last.seconds))
+    return f"It was killed, or the machine went down, at about {at}: it could not say why. "

@@ -15,9 +15,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tokenmill.dataset.base import PackedRows, Rows
+from tokenmill.arguments import MOST_ROWS, positive, whole_number
+from tokenmill.dataset.base import PackedRows, Rows, as_rows
 from tokenmill.dataset.copying import RowBlock
 from tokenmill.errors import UsageError
+from tokenmill.loaders.base import count_rows
 from tokenmill.progress import show_safely
 from tokenmill.store.sources import read_sources
 
@@ -33,6 +35,9 @@ __all__ = [
 ]
 
 MOST_LINES = 200
+MOST_ROWS_OF_STEP = 1 << 22
+MOST_EPOCHS = 10_000
+"""Every epoch is looked at: more would take minutes."""
 
 
 class TracedDocument(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -78,9 +83,11 @@ def trace_step(
     rows: Rows, step: int, *, batch_size: int, world_size: int = 1, inputs: Sequence[str] | None = None
 ) -> StepTrace:
     """The documents of a global batch. `inputs` are the names of the store's inputs, to say where they came from."""
-    size = batch_size * world_size
-    if step < 0 or (rows.limit is not None and step * size >= rows.limit):
-        raise UsageError(f"step {step} does not exist; steps count from 0")
+    rows, step = as_rows(rows, "trace_step"), whole_number(step, "step")
+    batch_size, size = _sizes(batch_size, world_size)
+    last = (MOST_ROWS if rows.limit is None else rows.limit - 1) // size
+    if not 0 <= step <= last:
+        raise UsageError(f"step {step} does not exist; expected 0 to {last}")
     block = RowBlock(rows, step * size + np.arange(size), document_mask=False, limit=rows.limit)
     choices = rows.resolve(step * size + np.arange(min(size, (rows.limit or 1 << 62) - step * size)))
     leaf_of: dict[int, PackedRows] = {}
@@ -88,12 +95,22 @@ def trace_step(
         for place in (np.arange(size) if choice.at is None else choice.at).tolist():
             leaf_of[place] = choice.rows
     found = [(place, *segment) for place in range(size) for segment in block.cover.documents_of(place)]
-    described = _describe(leaf_of, found, inputs)
-    traced = [
-        TracedRow(step * size + place, place // batch_size, [d for (p, *_), d in described if p == place])
-        for place in range(size)
-    ]
+    documents: list[list[TracedDocument]] = [[] for _ in range(size)]
+    for (place, *_), document in _describe(leaf_of, found, inputs):
+        documents[place].append(document)
+    traced = [TracedRow(step * size + place, place // batch_size, some) for place, some in enumerate(documents)]
     return StepTrace(step, traced)
+
+
+def _sizes(batch_size: int, world_size: int) -> tuple[int, int]:
+    """Rows of one rank and of all ranks in a step."""
+    batch_size, world_size = whole_number(batch_size, "batch_size", 1), whole_number(world_size, "world_size", 1)
+    if batch_size * world_size > MOST_ROWS_OF_STEP:
+        raise UsageError(
+            f"a step of batch_size {batch_size} and world_size {world_size} has too many rows to list; "
+            f"the most are {MOST_ROWS_OF_STEP}"
+        )
+    return batch_size, batch_size * world_size
 
 
 def _describe(
@@ -129,20 +146,23 @@ def trace_document(
     rows: Rows, document: int, *, batch_size: int, world_size: int = 1, epochs: float = 1.0, leaf: int = 0
 ) -> list[Sighting]:
     """The steps that see a document of a packing (the first one, unless told) in so many epochs."""
-    packing = rows.leaves()[leaf]
+    leaves = as_rows(rows, "trace_document").leaves()
+    batch_size, size = _sizes(batch_size, world_size)
+    epochs = positive(epochs, "epochs", MOST_EPOCHS)
+    packing = leaves[whole_number(leaf, "leaf", 0, len(leaves) - 1)]
+    document = whole_number(document, "document")
     if not 0 <= document < packing.documents.num_documents:
         raise UsageError(
             f"document {document} is not in {packing.documents.name}, which has {packing.documents.num_documents}, "
             "from 0 on"
         )
-    stop = int(epochs * rows.num_rows)
-    stop = stop if rows.limit is None else min(stop, rows.limit)
+    stop = count_rows(rows, epochs) or 0
     found = []
     for row in packing.rows_of(document):
         block = RowBlock(packing, np.array([row]), document_mask=False)
         parts = [(start, length) for number, start, length in block.cover.documents_of(0) if number == document]
         for index in rows.where(packing, row, stop):
-            step, place = divmod(index, batch_size * world_size)
+            step, place = divmod(index, size)
             rank, place = divmod(place, batch_size)
             found += [Sighting(step, rank, place, index // rows.num_rows, start, length) for start, length in parts]
     return sorted(found, key=lambda sighting: (sighting.step, sighting.rank, sighting.place, sighting.start))

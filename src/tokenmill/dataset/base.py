@@ -7,7 +7,6 @@ tree of any depth costs its index arithmetic, done for thousands of rows at once
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
@@ -18,12 +17,32 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tokenmill.arguments import MOST_ROWS, name_kind, show, whole_number
 from tokenmill.dataset.permutation import Integers, permute, unpermute
+from tokenmill.dataset.report import PackingReport
 from tokenmill.dataset.segments import Segments
 from tokenmill.errors import UsageError
 from tokenmill.store.documents import Documents
+from tokenmill.store.store import TokenSource
 
-__all__ = ["Choice", "Integers", "PackedRows", "Rows", "Segments", "Spans", "whole_number"]
+__all__ = [
+    "Choice",
+    "Integers",
+    "NoSuchRow",
+    "PackedRows",
+    "Rows",
+    "Segments",
+    "Spans",
+    "as_documents",
+    "as_rows",
+    "as_seed",
+    "row_number",
+    "whole_number",
+]
+
+
+class NoSuchRow(UsageError, IndexError):
+    """A row that is not there; as an IndexError, it ends a plain `for` over whatever is asked by number."""
 
 
 class Spans(NamedTuple):
@@ -105,9 +124,7 @@ class Rows(ABC):
 
     def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
         """The tokens of one row as the store has them, without padding."""
-        if index < 0 or (self.limit is not None and index >= self.limit):
-            raise IndexError(f"row {index} is not among {self.limit if self.limit is not None else 'all'} rows")
-        (choice,) = self.resolve(np.array([index]))
+        (choice,) = self.resolve(np.array([row_number(index, self.limit)]))
         spans = choice.rows.spans(choice.numbers)
         documents = choice.rows.documents
         pieces = [
@@ -135,6 +152,7 @@ class PackedRows(Rows):
     documents: Documents
     has_lookahead: bool
     """Whether spans hold one token more than a row, the last target."""
+    report: PackingReport
 
     @abstractmethod
     def spans(self, index: Integers) -> Spans:
@@ -178,13 +196,37 @@ class PackedRows(Rows):
         yield f"{indent}  {self.documents!r}  [{self.documents.fingerprint[:8]}]"
 
 
-def whole_number(value: Any, name: str, least: int | None = None) -> int:
-    """A setting as a plain integer, numpy's included; anything else is refused by name."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or (least is not None and number < least):
-        bound = "" if least is None else f", at least {least}"
-        raise UsageError(f"{name} {value!r} must be a whole number{bound}")
+def row_number(index: Any, num_rows: int | None = None) -> int:
+    """The number of one row, below `num_rows` where they end."""
+    if isinstance(index, slice):
+        raise UsageError(f"rows are asked for one by one, not as {show(index)}; use tm.slice(rows, start, stop)")
+    number = whole_number(index, "row", most=MOST_ROWS)
+    if number < 0 or (num_rows is not None and number >= num_rows):
+        there = "are counted from 0" if num_rows is None else f"are 0 to {num_rows - 1}"
+        raise NoSuchRow(f"row {number} does not exist; rows {there}")
     return number
+
+
+def as_rows(value: Any, verb: str) -> Rows:
+    """Rows to do something with; what they are made of is refused with how to make them."""
+    if isinstance(value, Rows):
+        return value
+    how = "pack them first: tm.pack(store, seq_len=...)"
+    if not isinstance(value, (Documents, TokenSource)):
+        how = "make some with tm.pack(tm.open(path), seq_len=...)"
+    raise UsageError(f"{verb} needs rows, not {name_kind(value)}; {how}")
+
+
+def as_documents(value: Any, verb: str) -> Documents:
+    """Documents to do something with: those of the first split, where it is a store."""
+    if isinstance(value, TokenSource):
+        return value.split()
+    if isinstance(value, Documents):
+        return value
+    how = "these are packed already" if isinstance(value, Rows) else "open it first: tm.open(path)"
+    raise UsageError(f"{verb} needs a store or documents of one, not {name_kind(value)}; {how}")
+
+
+def as_seed(seed: Any) -> int:
+    """A seed, which states and fingerprints hold as a number of 64 bits."""
+    return whole_number(seed, "seed", -(1 << 63), (1 << 64) - 1)

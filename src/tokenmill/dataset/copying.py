@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tokenmill.dataset.base import Choice, Integers, Rows
 from tokenmill.dataset.segments import Cover, Segments, join_segments
+from tokenmill.errors import StoreError
 from tokenmill.store.documents import Documents
 from tokenmill.store.mapping import everywhere, will_need, windows_everywhere
 
@@ -156,6 +157,7 @@ class _Part:
 
     def __init__(self, choices: list[Choice], num_rows: int) -> None:
         self._seq_len = choices[0].rows.seq_len
+        self._sources = [choice.source for choice in choices]
         self._dtype = choices[0].source.dtype
         self._itemsize = self._dtype.itemsize
         self._order: Integers | None = None
@@ -176,6 +178,17 @@ class _Part:
             return start, stop, slice(0, stop - start)
         low, high = np.searchsorted(self._at, (start, stop)).tolist()
         return low, high, self._at[low:high] - start
+
+    def _fit(self, tokens: Array, dtype: np.dtype[Any]) -> Array:
+        """The same tokens, each of which a type can hold; they are looked at only where some might not fit."""
+        if np.can_cast(self._dtype, dtype):
+            return tokens
+        bounds = np.iinfo(dtype)
+        wrong = tokens[(tokens < bounds.min) | (tokens > bounds.max)]
+        if wrong.size:
+            names = " or ".join(dict.fromkeys(source.name for source in self._sources))
+            raise StoreError(f"{names} has the id {wrong[0]}, which {dtype} cannot hold; pass dtype='int64'")
+        return tokens
 
     def copy(self, start: int, stop: int, inputs: Array, targets: Array) -> None:
         raise NotImplementedError
@@ -229,6 +242,7 @@ class _WholePart(_Part):
             last = min(first + step, high)
             tokens = windows[self._indices[first:last]].view(self._dtype).reshape(last - first, self._width)
             to = _some(places, first - low, last - low)
+            self._fit(tokens, inputs.dtype)
             inputs[to] = tokens[:, :-1]
             targets[to] = tokens[:, 1:]
 
@@ -237,13 +251,13 @@ class _WholePart(_Part):
         rows = range(high - low) if isinstance(places, slice) else places.tolist()
         last = self._width - 1
         for row, index in zip(rows, self._indices[low:high].tolist(), strict=True):
-            inputs[row] = memory[index : index + last]
+            inputs[row] = self._fit(memory[index : index + last + 1], inputs.dtype)[:-1]
             targets[row] = memory[index + 1 : index + 1 + last]
 
     def _copy_apart(self, low: int, high: int, places: Any, inputs: Array, targets: Array) -> None:
         for number in range(bisect_left(self._apart, low), bisect_left(self._apart, high)):
             begin = self._apart_starts[number]
-            tokens = self._apart_documents[number].read(begin, begin + self._width)
+            tokens = self._fit(self._apart_documents[number].read(begin, begin + self._width), inputs.dtype)
             row = self._apart[number] - low
             row = row if isinstance(places, slice) else int(places[row])
             inputs[row] = tokens[:-1]
@@ -310,6 +324,7 @@ class _PiecedPart(_Part):
             self._scratch = np.empty((high - low, self._seq_len), self._dtype)
         tokens = self._scratch[: high - low]
         self._join(low, high, tokens)
+        self._fit(tokens, inputs.dtype)
         is_slice = isinstance(places, slice)
         shifted = targets[places] if is_slice else np.empty(tokens.shape, targets.dtype)
         step = max(1, TOKENS_AT_ONCE // self._seq_len)

@@ -7,11 +7,12 @@ Whatever a packing leaves out is in its `report`.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from tokenmill.dataset.base import Integers, PackedRows, Spans, whole_number
+from tokenmill.arguments import one_of, whole_number
+from tokenmill.dataset.base import Integers, PackedRows, Spans, as_documents, as_seed
 from tokenmill.dataset.bestfit import BestFitRows
 from tokenmill.dataset.report import LongDocuments, PackingReport
 from tokenmill.dataset.segments import Segments
@@ -22,6 +23,7 @@ from tokenmill.store.store import TokenSource
 __all__ = ["ConcatRows", "PaddedRows", "pack"]
 
 Method = Literal["concat", "best-fit", "pad"]
+LONGEST_ROW = (1 << 31) - 1
 
 
 def pack(
@@ -37,17 +39,15 @@ def pack(
     `long_documents` says what becomes of documents that are longer than a row, in `best-fit` and
     `pad`; `seed` is the order in which `best-fit` meets documents.
     """
-    seq_len, seed = whole_number(seq_len, "seq_len", 1), whole_number(seed, "seed")
-    documents = source.split() if isinstance(source, TokenSource) else source
-    if long_documents not in ("split", "truncate", "drop"):
-        raise UsageError(f"long_documents {long_documents!r} is unknown; expected split, truncate or drop")
-    if method == "concat":
-        return ConcatRows(documents, seq_len)
+    documents = as_documents(source, "pack")
+    seq_len, seed = whole_number(seq_len, "seq_len", 1, LONGEST_ROW), as_seed(seed)
+    one_of(method, get_args(Method), "packing")
+    long_documents = cast("LongDocuments", one_of(long_documents, get_args(LongDocuments), "long_documents"))
     if method == "best-fit":
         return BestFitRows(documents, seq_len, long_documents=long_documents, seed=seed)
     if method == "pad":
         return PaddedRows(documents, seq_len, long_documents=long_documents)
-    raise UsageError(f"packing {method!r} is unknown; expected concat, best-fit or pad")
+    return ConcatRows(documents, seq_len)
 
 
 class ConcatRows(PackedRows):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows, whole_number
+from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows, as_rows, as_seed
 from tokenmill.dataset.permutation import distinct, make_key
 from tokenmill.errors import UsageError
 
@@ -15,7 +15,7 @@ __all__ = ["ShuffledRows", "shuffle"]
 
 def shuffle(rows: Rows, *, seed: int = 0) -> Rows:
     """The same rows in a random order, another one in every epoch."""
-    return ShuffledRows(rows, whole_number(seed, "seed"))
+    return ShuffledRows(as_rows(rows, "shuffle"), as_seed(seed))
 
 
 class ShuffledRows(Rows):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows, whole_number
+from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows, as_documents, as_rows, whole_number
 from tokenmill.errors import UsageError
 from tokenmill.store.documents import Documents
 from tokenmill.store.store import TokenSource
@@ -15,31 +15,33 @@ from tokenmill.store.store import TokenSource
 __all__ = ["SlicedRows", "deny", "skip", "slice_", "take"]
 
 ROWS_AT_ONCE = 1 << 16
-Whole = TypeVar("Whole", Rows, Documents)
 
 
 def slice_(whole: Rows | Documents | TokenSource, start: int, stop: int) -> Any:
     """Rows or documents from `start` up to `stop`; of a store, those of its first split."""
+    whole = _documents_or_rows(whole, "slice")
     start, stop = whole_number(start, "start"), whole_number(stop, "stop")
-    if isinstance(whole, TokenSource):
-        whole = whole.split()
     return whole.slice(start, stop) if isinstance(whole, Documents) else SlicedRows(whole, start, stop)
 
 
 def take(whole: Rows | Documents | TokenSource, count: int) -> Any:
     """The first `count` rows or documents."""
-    return slice_(whole, 0, count)
+    return slice_(_documents_or_rows(whole, "take"), 0, whole_number(count, "count", 0))
 
 
 def skip(whole: Rows | Documents | TokenSource, count: int) -> Any:
     """All but the first `count` rows or documents."""
-    return slice_(whole, count, whole.num_documents if isinstance(whole, (Documents, TokenSource)) else len(whole))
+    whole = _documents_or_rows(whole, "skip")
+    return slice_(whole, whole_number(count, "count", 0), len(whole))
 
 
 def deny(documents: Documents | TokenSource, numbers: Iterable[int]) -> Documents:
     """All documents but the given ones; the store on disk stays as it is."""
-    chosen = documents.split() if isinstance(documents, TokenSource) else documents
-    return chosen.without(numbers)
+    return as_documents(documents, "deny").without(numbers)
+
+
+def _documents_or_rows(whole: Any, verb: str) -> Rows | Documents:
+    return as_documents(whole, verb) if isinstance(whole, (Documents, TokenSource)) else as_rows(whole, verb)
 
 
 class SlicedRows(Rows):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenmill.inspection.documents import render_document, render_row
+from tokenmill.inspection.documents import document_json, render_document, render_row, row_json
 from tokenmill.inspection.overview import overview_json, render_overview
 
-__all__ = ["overview_json", "render_document", "render_overview", "render_row"]
+__all__ = ["document_json", "overview_json", "render_document", "render_overview", "render_row", "row_json"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -18,7 +19,7 @@ from tokenmill.progress import show_safely
 from tokenmill.store.sources import read_sources
 from tokenmill.store.store import TokenStore
 
-__all__ = ["render_document", "render_row"]
+__all__ = ["document_json", "render_document", "render_row", "row_json"]
 
 LAST_GROUPS = 2
 MOST_PER_CHARACTER = 4
@@ -44,20 +45,45 @@ def render_document(store: TokenStore, number: int, split: str = "train", *, max
     return Group(header, Text(), DrawnTokens(head, tail, hidden), Text(), DrawnIds(head, tail, hidden))
 
 
+def document_json(store: TokenStore, number: int, split: str = "train") -> dict[str, Any]:
+    """One document as plain values: its ids, its text and where it came from."""
+    documents = store.split(split)
+    ids = documents.document(number).tolist()
+    (origin,) = read_sources(documents, [number])
+    document = {"document": number, "split": split, "ids": ids, "text": store.decode(ids), "from": origin}
+    return document if documents.mask is None else {**document, "trained": documents.mask.document(number).tolist()}
+
+
 def render_row(store: TokenStore, rows: Rows, number: int, *, max_tokens: int = 200) -> RenderableType:
     """One training row: the documents in it, each with its tokens in alternating colours, and padding."""
-    cover = RowBlock(rows, np.array([number]), document_mask=False).cover
     tokens = rows[number].tolist()
     mask = _row_mask(rows, number)
     show = _Shortener(store, max_tokens)
-    parts: list[RenderableType] = [Text(f"row {number:,} of {rows.title()}\n", style="bold")]
-    for document, start, length in cover.documents_of(0):
+    titles = dict.fromkeys([rows.title(), *(leaf.title() for leaf in rows.leaves())])
+    parts: list[RenderableType] = [Text(f"row {number:,} of {' over '.join(titles)}\n", style="bold")]
+    for document, start, length in _documents_of(rows, number):
         parts.append(Text(f"document {document:,}, tokens {start:,} to {start + length:,}", style="bold cyan"))
         some = slice(start, start + length)
         parts += [DrawnTokens(*show.shorten(tokens[some], mask[some] if mask is not None else None)), Text()]
     if len(tokens) < rows.seq_len:
         parts.append(Text(f"padding, tokens {len(tokens):,} to {rows.seq_len:,}", style="bold yellow"))
     return Group(*parts)
+
+
+def row_json(store: TokenStore, rows: Rows, number: int) -> dict[str, Any]:
+    """One training row as plain values: its ids without padding, and the documents in it."""
+    ids = rows[number].tolist()
+    documents = [
+        {"document": document, "start": start, "tokens": length, "text": store.decode(ids[start : start + length])}
+        for document, start, length in _documents_of(rows, number)
+    ]
+    row = {"row": number, "epoch": number // len(rows), "seq_len": rows.seq_len, "ids": ids, "documents": documents}
+    mask = _row_mask(rows, number)
+    return row if mask is None else {**row, "trained": mask[: len(ids)]}
+
+
+def _documents_of(rows: Rows, number: int) -> list[tuple[int, int, int]]:
+    return RowBlock(rows, np.array([number]), document_mask=False).cover.documents_of(0)
 
 
 def _row_mask(rows: Rows, number: int) -> list[int] | None:

@@ -116,7 +116,8 @@ def _describe_parity(manifest: Manifest) -> str:
     parity = manifest.engine.parity
     if parity is None:
         return ", the reference itself"
-    documents = f"{parity.num_documents:,} documents ({format_bytes(parity.num_bytes)})"
+    parts = f", of {parity.num_in_parts:,} in parts" if parity.num_in_parts else ""
+    documents = f"{parity.num_documents:,} documents{parts} ({format_bytes(parity.num_bytes)})"
     texts = f"{documents} and {parity.num_awkward:,} awkward strings"
     if parity.num_mismatches:
         return f": the reference, because a faster engine differed on {parity.num_mismatches:,} of {texts}"

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.base import Rows, whole_number
+from tokenmill.arguments import MOST_ROWS, flag, one_of, positive, show, whole_number
+from tokenmill.dataset.base import Rows, as_rows
 from tokenmill.dataset.copying import RowBlock
 from tokenmill.errors import UsageError
 from tokenmill.loaders.batches import Batch, Chunk
@@ -27,8 +28,9 @@ from tokenmill.loaders.prefetching import Prefetcher
 from tokenmill.loaders.ranks import find_rank
 from tokenmill.loaders.state import check_state, make_state
 
-__all__ = ["Loader", "Stretch"]
+__all__ = ["Loader", "Stretch", "batch_dtype", "count_rows"]
 
+MOST_ROWS_OF_BATCH = 1 << 30
 CHUNK_TOKENS = 1 << 18
 """Tokens that are filled together: small batches are filled several at a time."""
 BLOCK_ROWS = 8192
@@ -45,7 +47,7 @@ class Loader:
     """Batches of a dataset, endless unless `epochs` is given.
 
     Iterating goes on behind the last batch that was handed over; after the last epoch it starts over, also from a
-    state that was taken there.
+    state that was taken there. The last batch of all epochs is padded, or with `drop_last` left out.
 
     `batch_size` is rows per rank. With `document_mask`, targets do not cross documents. `layout` names the
     trainer whose batches these should be. `prefetch` fills so many chunks ahead in a thread, which
@@ -63,26 +65,34 @@ class Loader:
         layout: str = "xy",
         document_mask: bool = False,
         epochs: float | None = None,
+        drop_last: bool = False,
         dtype: npt.DTypeLike = np.int64,
         prefetch: int = 0,
     ) -> None:
-        batch_size = whole_number(batch_size, "batch_size", 1)
-        if layout not in LAYOUTS:
-            raise UsageError(f"layout {layout!r} is unknown; expected {', '.join(LAYOUTS)}")
-        if np.dtype(dtype) not in (np.dtype(np.int64), np.dtype(np.int32)):
-            raise UsageError(f"dtype {np.dtype(dtype)} cannot hold every id and -100; expected int64 or int32")
-        self.rows = rows
-        self.batch_size = batch_size
+        self.rows = as_rows(rows, "Loader")
+        self.batch_size = whole_number(batch_size, "batch_size", 1, MOST_ROWS_OF_BATCH)
         self.rank, self.world_size = find_rank(rank, world_size, group)
-        self._layout = LAYOUTS[layout]
+        self._layout = LAYOUTS[one_of(layout, LAYOUTS, "layout")]
         self._is_plain = layout == "xy"
-        self._document_mask = document_mask
+        self._document_mask = flag(document_mask, "document_mask")
         self._prefetch = whole_number(prefetch, "prefetch", 0)
-        self._num_rows = _num_rows(rows, epochs)
-        self._pool = BufferPool(dtype)
+        self._num_rows = count_rows(rows, epochs)
+        self._end = self._find_end(flag(drop_last, "drop_last"))
+        self._pool = BufferPool(batch_dtype(dtype))
         self._next_row = 0
         self._has_ended = False
         self._generation = 0
+
+    def _find_end(self, drop_last: bool) -> int | None:
+        """The first row with which no batch begins any more."""
+        if self._num_rows is None or not drop_last:
+            return self._num_rows
+        if self._num_rows < self.global_batch_size:
+            raise UsageError(
+                f"drop_last leaves no batch: there are {self._num_rows} rows, and a batch of all ranks has "
+                f"{self.global_batch_size}"
+            )
+        return self._num_rows - self.global_batch_size + 1
 
     @property
     def global_batch_size(self) -> int:
@@ -98,14 +108,17 @@ class Loader:
         """Steps in all epochs."""
         if self._num_rows is None:
             raise TypeError("an endless loader has no length; pass epochs, or count steps yourself")
-        return -(-self._num_rows // self.global_batch_size)
+        return self._num_left(0)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: after the last batch that was handed over, whatever was prefetched."""
         return make_state(self.rows, self._next_row, self.batch_size, self.world_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of this dataset, also one of another number of ranks or another batch size."""
+        """Go on from a state of this dataset, also one of another number of ranks or another batch size.
+
+        With a state from the end of the last epoch, iterating starts over; one from behind it is refused.
+        """
         self.seek(check_state(state, self.rows))
 
     def get_state(self) -> dict[str, Any]:
@@ -118,8 +131,13 @@ class Loader:
 
     def seek(self, row: int) -> None:
         """Go on with a row number, counted over all epochs and ranks."""
-        self._next_row = whole_number(row, "row", 0)
-        self._has_ended = self._num_rows is not None and self._next_row >= self._num_rows
+        row = whole_number(row, "row", 0, MOST_ROWS)
+        if self._num_rows is not None and row > self._num_rows:
+            raise UsageError(
+                f"row {row} is behind the end of this loader, which has {self._num_rows} rows; pass more epochs"
+            )
+        self._next_row = row
+        self._has_ended = self._num_left(row) == 0
         self._generation += 1
 
     def __iter__(self) -> Iterator[Any]:
@@ -133,7 +151,7 @@ class Loader:
         chunks = self._chunks(self._next_row)
         if self._prefetch:
             chunks = Prefetcher(chunks, self._prefetch)
-        size = self.global_batch_size
+        size, end = self.global_batch_size, self._end
         for batches in chunks:
             for batch in batches:
                 if self._generation != generation:
@@ -141,8 +159,8 @@ class Loader:
                         "the loader was moved, or iterated anew, since this iterator began; use the new one"
                     )
                 self._next_row += size
-                if self._num_rows is not None and self._next_row >= self._num_rows:
-                    self._next_row, self._has_ended = self._num_rows, True
+                if end is not None and self._next_row >= end:
+                    self._next_row, self._has_ended = min(self._next_row, self._num_rows or 0), True
                 yield batch
         self._has_ended = True
 
@@ -176,9 +194,10 @@ class Loader:
             num_batches = max(per_chunk, min(2 * num_batches, most_rows // self.batch_size))
 
     def _num_left(self, row: int) -> int:
-        if self._num_rows is None:
+        """How many batches begin from a row on."""
+        if self._end is None:
             return 1 << 40
-        return max(0, -(-(self._num_rows - row) // self.global_batch_size))
+        return max(0, -(-(self._end - row) // self.global_batch_size))
 
     def _rows_of(self, stretch: Stretch) -> tuple[int, int]:
         return stretch.first * self.batch_size, stretch.last * self.batch_size
@@ -206,14 +225,25 @@ class Loader:
         return f"{type(self).__name__}({shape}, at row {self._next_row:,})\n{self.rows!r}"
 
 
-def _num_rows(rows: Rows, epochs: float | None) -> int | None:
+def count_rows(rows: Rows, epochs: float | None) -> int | None:
     """How many rows there are to give; None: no end."""
     if epochs is None:
         return rows.limit
-    if isinstance(epochs, (str, bool)) or not 0 < epochs < float("inf"):
-        raise UsageError(f"epochs {epochs!r} must be a number above 0")
+    epochs = positive(epochs, "epochs", MOST_ROWS // rows.num_rows)
     asked = max(1, int(Fraction(str(epochs)) * rows.num_rows))
     return asked if rows.limit is None else min(asked, rows.limit)
+
+
+def batch_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """The type of batches, which must hold every id and -100."""
+    try:
+        kind = np.dtype(dtype)
+    except (TypeError, ValueError):
+        raise UsageError(f"dtype {show(dtype)} is no type of numpy; expected int64 or int32") from None
+    if dtype is None or kind not in (np.dtype(np.int64), np.dtype(np.int32)):
+        name = dtype if dtype is None else kind
+        raise UsageError(f"dtype {name} cannot hold every id and -100; expected int64 or int32")
+    return kind
 
 
 class Stretch(NamedTuple):

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.base import Rows
+from tokenmill.arguments import flag, one_of
+from tokenmill.dataset.base import Rows, as_rows, row_number
 from tokenmill.dataset.copying import RowBlock
 from tokenmill.errors import MissingDependencyError, UsageError
-from tokenmill.loaders.base import Loader, _num_rows
+from tokenmill.loaders.base import Loader, batch_dtype, count_rows
 from tokenmill.loaders.batches import Batch, Chunk
 from tokenmill.loaders.layouts import LAYOUTS
+from tokenmill.loaders.parts import map_parts
 
 try:
     import grain  # type: ignore[import-untyped]
@@ -48,16 +50,14 @@ class RowSource:
         epochs: float | None = 1,
         dtype: npt.DTypeLike = np.int32,
     ) -> None:
-        if layout not in LAYOUTS:
-            raise UsageError(f"layout {layout!r} is unknown; expected {', '.join(LAYOUTS)}")
-        self.rows = rows
+        self.rows = as_rows(rows, "RowSource")
         self._settings: dict[str, Any] = {
-            "layout": layout,
-            "document_mask": document_mask,
+            "layout": one_of(layout, LAYOUTS, "layout"),
+            "document_mask": flag(document_mask, "document_mask"),
             "epochs": epochs,
-            "dtype": np.dtype(dtype),
+            "dtype": batch_dtype(dtype),
         }
-        num_rows = _num_rows(rows, epochs)
+        num_rows = count_rows(rows, epochs)
         self._num_rows = sys.maxsize if num_rows is None else num_rows
         self._lock = threading.Lock()
 
@@ -65,9 +65,7 @@ class RowSource:
         return self._num_rows
 
     def __getitem__(self, index: int) -> Any:
-        if not 0 <= index < self._num_rows:
-            raise IndexError(f"row {index} is not among {self._num_rows} rows")
-        return self._getitems([index])[0]
+        return self._getitems([row_number(index, self._num_rows)])[0]
 
     def _getitems(self, indices: Sequence[int]) -> list[Any]:
         """Several rows, filled together; Grain asks so where it reads in batches."""
@@ -79,7 +77,7 @@ class RowSource:
         chunk = Chunk(both[:, :, None], block, 0)
         arrange = LAYOUTS[self._settings["layout"]]
         rows = (Batch(inputs[n : n + 1], targets[n : n + 1], chunk, n) for n in range(len(indices)))
-        return [_map(partial(_first_row, shape=(1, shape[1])), _plain(arrange(row))) for row in rows]
+        return [map_parts(_first_row, _plain(arrange(row))) for row in rows]
 
     def __repr__(self) -> str:
         # Grain's DataLoader compares this with the one in a checkpoint; training longer is no other source.
@@ -94,7 +92,8 @@ class GrainLoader(grain.IterDataset):  # type: ignore[misc]
     """The loader as a Grain dataset: `iter` starts at the first row, and its `set_state` goes on anywhere.
 
     Batches are plain: a dict with `inputs` and `targets`, or what the layout has. `get_state` of an
-    iterator is what `state_dict` of a loader is. Chain `map`, `mp_prefetch` and the rest of Grain behind it.
+    iterator is what `state_dict` of a loader is. Chain `map`, `mp_prefetch` and the rest of Grain behind it;
+    where they read ahead, the states of their iterators are the ones to keep.
     """
 
     def __init__(self, rows: Rows, **settings: Any) -> None:
@@ -102,7 +101,21 @@ class GrainLoader(grain.IterDataset):  # type: ignore[misc]
         self.rows = rows
         self._settings = {"dtype": np.int32, **settings}
         self._worker, self._num_workers = 0, 1
-        self._make_loader()
+        self._start = self._make_loader().state_dict()
+        self._latest: _PlainLoader | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iterator is that was made last; the start, if there is none."""
+        return self._start if self._latest is None else self._latest.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let `iter` begin at a state, of any loader of these rows."""
+        self._make_loader().load_state_dict(state)
+        self._start, self._latest = state, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Where an iterator is belongs to its process.
+        return {**self.__dict__, "_latest": None}
 
     def _make_loader(self) -> _PlainLoader:
         return _PlainLoader(self.rows, worker=self._worker, num_workers=self._num_workers, **self._settings)
@@ -112,7 +125,8 @@ class GrainLoader(grain.IterDataset):  # type: ignore[misc]
         return len(self._make_loader())
 
     def __iter__(self) -> _BatchIterator:
-        return _BatchIterator(self._make_loader())
+        self._latest = self._make_loader()
+        return _BatchIterator(self._latest, self._start)
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Be every n-th batch; Grain's `mp_prefetch` asks a worker's copy to."""
@@ -131,10 +145,10 @@ class GrainLoader(grain.IterDataset):  # type: ignore[misc]
 class _BatchIterator(grain.DatasetIterator):  # type: ignore[misc]
     """Where a loader is, as Grain has it."""
 
-    def __init__(self, loader: _PlainLoader) -> None:
+    def __init__(self, loader: _PlainLoader, state: dict[str, Any]) -> None:
         super().__init__()
         self._loader = loader
-        self._batches = iter(loader)
+        self.set_state(state)
 
     def __next__(self) -> Any:
         return next(self._batches)
@@ -152,7 +166,7 @@ class _BatchIterator(grain.DatasetIterator):  # type: ignore[misc]
         return self._loader.step
 
     def _set_next_index(self, index: int) -> None:
-        self._loader.seek(index * self._loader.global_batch_size)
+        self._loader.go_to_step(index)
         self._batches = iter(self._loader)
 
 
@@ -169,6 +183,11 @@ class _PlainLoader(Loader):
         self._generation += 1
         return self._hand_over(self._generation)
 
+    def go_to_step(self, step: int) -> None:
+        """Go on with a batch; behind the last one there is none."""
+        row = step * self.global_batch_size
+        self.seek(row if self._num_rows is None else min(row, self._num_rows))
+
     def _num_left(self, row: int) -> int:
         return super()._num_left(row + self._rows_before)
 
@@ -181,13 +200,5 @@ def _plain(batch: Any) -> Any:
     return {"inputs": batch.inputs, "targets": batch.targets} if isinstance(batch, Batch) else batch
 
 
-def _map(change: Callable[[Any], Any], part: Any) -> Any:
-    if isinstance(part, dict):
-        return {name: _map(change, value) for name, value in part.items()}
-    if isinstance(part, tuple):
-        return tuple(_map(change, value) for value in part)
-    return change(part)
-
-
-def _first_row(part: Any, shape: tuple[int, int]) -> Any:
-    return part[0] if isinstance(part, np.ndarray) and part.shape == shape else part
+def _first_row(part: Any, is_ragged: bool) -> Any:
+    return part[0] if isinstance(part, np.ndarray) and not is_ragged else part

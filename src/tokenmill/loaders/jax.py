@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.arguments import name_kind
 from tokenmill.dataset.base import Rows
 from tokenmill.errors import MissingDependencyError, UsageError
-from tokenmill.loaders.base import Loader
+from tokenmill.loaders.base import Loader, batch_dtype
 from tokenmill.loaders.batches import Batch, Chunk
+from tokenmill.loaders.parts import map_parts
+from tokenmill.loaders.ranks import is_auto
 
 try:
     import jax
@@ -32,8 +35,8 @@ class JaxLoader(Loader):
     """The loader with JAX arrays, of int32 unless told; int64 needs `jax_enable_x64`.
 
     With `sharding`, one for arrays (batch, seq_len), every such array is a global one of
-    `batch_size * world_size` rows; rank and world size follow from it. Arrays of other
-    shapes, such as `cu_seqlens`, stay those of the process.
+    `batch_size * world_size` rows; rank and world size follow from it. What has no value for each
+    token, such as `cu_seqlens`, stays that of the process.
     """
 
     def __init__(
@@ -46,14 +49,15 @@ class JaxLoader(Loader):
         dtype: npt.DTypeLike = np.int32,
         **settings: Any,
     ) -> None:
-        if jax.dtypes.canonicalize_dtype(dtype) != np.dtype(dtype):
-            raise UsageError(f"dtype {np.dtype(dtype)} is cut by JAX; pass dtype='int32', or set jax_enable_x64")
+        kind = batch_dtype(dtype)
+        if jax.dtypes.canonicalize_dtype(kind) != kind:
+            raise UsageError(f"dtype {kind} is cut by JAX; pass dtype='int32', or set jax_enable_x64")
         share = None if sharding is None else _find_share(sharding)
-        if share is not None and rank in (None, "auto") and world_size is None and settings.get("group") is None:
+        is_free = (rank is None or is_auto(rank)) and world_size is None and settings.get("group") is None
+        if share is not None and is_free:
             rank, world_size = share
         super().__init__(rows, rank=rank, world_size=world_size, dtype=dtype, **settings)
         self._sharding = sharding
-        self._local_shape = (self.batch_size, rows.seq_len)
         self._global_shape = (self.global_batch_size, rows.seq_len)
         if share is not None:
             self._check_sharding(share)
@@ -71,7 +75,7 @@ class JaxLoader(Loader):
 
     def _deliver(self, chunk: Chunk) -> list[Any]:
         if not self._is_plain:
-            return [jax.tree.map(self._wrap_array, batch) for batch in super()._deliver(chunk)]
+            return [map_parts(self._wrap_part, batch) for batch in super()._deliver(chunk)]
         arrays = self._wrap_all([*chunk.inputs, *chunk.targets])
         pairs = zip(arrays[: chunk.num_batches], arrays[chunk.num_batches :], strict=True)
         return [Batch(x, y, chunk, number, self._wrap) for number, (x, y) in enumerate(pairs)]
@@ -83,15 +87,15 @@ class JaxLoader(Loader):
             return wrapped
         return [self._wrap(array) for array in arrays]
 
-    def _wrap(self, array: npt.NDArray[Any]) -> Any:
+    def _wrap(self, array: npt.NDArray[Any], is_ragged: bool = False) -> Any:
         # Without x64, JAX has no int64: narrow it here, where it is said, and not there, with a warning.
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
-        if self._sharding is None or array.shape != self._local_shape:
+        if self._sharding is None or is_ragged or array.ndim != 2:
             return jax.device_put(array)
         return jax.make_array_from_process_local_data(self._sharding, array, self._global_shape)  # type: ignore[no-untyped-call]
 
-    def _wrap_array(self, part: Any) -> Any:
-        return self._wrap(part) if isinstance(part, np.ndarray) else part
+    def _wrap_part(self, part: Any, is_ragged: bool) -> Any:
+        return self._wrap(part, is_ragged) if isinstance(part, np.ndarray) else part
 
 
 def _find_share(sharding: Any) -> tuple[int, int]:
@@ -99,6 +103,9 @@ def _find_share(sharding: Any) -> tuple[int, int]:
 
     Processes that hold the same rows, as those of tensor parallelism do, have the same slice.
     """
+    if not isinstance(sharding, jax.sharding.Sharding):
+        how = "pass jax.sharding.NamedSharding(mesh, PartitionSpec('data'))"
+        raise UsageError(f"{name_kind(sharding)} is no sharding; {how}")
     held = _held_rows(sharding)
     if jax.process_index() not in held:
         raise UsageError("the sharding has no device of this process; make its mesh of the devices of all processes")

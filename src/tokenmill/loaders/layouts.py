@@ -30,17 +30,19 @@ def xy(batch: Batch) -> Batch:
 
 
 def hf(batch: Batch) -> dict[str, Any]:
-    """Transformers and TRL: labels are not shifted; the model does that."""
+    """Transformers and TRL: labels are not shifted; the model does that.
+
+    Where documents are kept apart there is no attention mask: with one, its models would not look at positions.
+    """
     labels = np.full_like(batch.targets, IGNORED)
     labels[:, 1:] = batch.targets[:, :-1]
     plain = {
         "input_ids": batch.inputs,
         "labels": labels,
         "position_ids": _positions(batch).astype(np.int64),
-        "attention_mask": (batch.segment_ids > 0).astype(np.int64),
     }
     if not batch.is_masked:
-        return plain
+        return plain | {"attention_mask": batch.attention_mask}
     return plain | {
         "cu_seq_lens_q": batch.cu_seqlens,
         "cu_seq_lens_k": batch.cu_seqlens,

@@ -10,43 +10,70 @@ import os
 import sys
 from typing import Any
 
+from tokenmill.arguments import name_kind, whole_number
 from tokenmill.errors import UsageError
 
-__all__ = ["find_rank"]
+__all__ = ["find_rank", "is_auto"]
 
 ENVIRONMENTS = {
     "RANK": "WORLD_SIZE",
     "SLURM_PROCID": "SLURM_NTASKS",
     "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
 }
+MOST_RANKS = 1 << 24
 
 
-def find_rank(rank: int | str | None, world_size: int | None, group: Any = None) -> tuple[int, int]:
+def find_rank(rank: Any, world_size: Any, group: Any = None) -> tuple[int, int]:
     """Rank and world size as given; from a process group or mesh; or, with `rank="auto"`, from the surroundings."""
     if group is not None:
-        found = _from_group(group)
-    elif rank == "auto":
-        found = _from_surroundings()
-    elif rank is None and world_size not in (None, 1):
-        raise UsageError(f"world_size {world_size} needs a rank; pass one, or rank='auto'")
-    else:
-        found = (0 if rank is None else rank, 1 if world_size is None else world_size)  # type: ignore[assignment]
-    number, size = found
-    if not isinstance(number, int) or not isinstance(size, int) or not 0 <= number < size:
-        raise UsageError(f"rank {number!r} of world_size {size!r} is impossible; expected 0 <= rank < world_size")
+        return _agree(_from_group(group), None if is_auto(rank) else rank, world_size, "the group")
+    if is_auto(rank):
+        return _agree(_from_surroundings(), None, world_size, "rank='auto'")
+    size = 1 if world_size is None else whole_number(world_size, "world_size", 1, MOST_RANKS)
+    if rank is None and size > 1:
+        raise UsageError(f"world_size {size} needs a rank; pass one, or rank='auto'")
+    number = 0 if rank is None else whole_number(rank, "rank", 0)
+    if number >= size:
+        raise UsageError(f"rank {number} of world_size {size} is impossible; expected 0 <= rank < world_size")
     return number, size
+
+
+def is_auto(rank: Any) -> bool:
+    """Whether the rank is to be found in the surroundings."""
+    return isinstance(rank, str) and rank == "auto"
+
+
+def _agree(found: tuple[int, int], rank: Any, world_size: Any, where: str) -> tuple[int, int]:
+    """What was found, which must be what the user says if he says it too."""
+    for name, given, known in zip(("rank", "world_size"), (rank, world_size), found, strict=True):
+        if given is not None and whole_number(given, name) != known:
+            raise UsageError(f"{name} {given} contradicts {where}, which gives {known}; leave {name} out")
+    return found
 
 
 def _from_group(group: Any) -> tuple[int, int]:
     """A torch DeviceMesh of one dimension, or a process group."""
-    if hasattr(group, "get_local_rank"):
-        if getattr(group, "ndim", 1) != 1:
-            names = getattr(group, "mesh_dim_names", None)
-            raise UsageError(f"the mesh has several dimensions {names}; pass the data-parallel one, such as mesh['dp']")
-        return int(group.get_local_rank()), int(group.size())
-    if hasattr(group, "rank") and hasattr(group, "size"):
-        return int(group.rank()), int(group.size())
-    raise UsageError(f"{type(group).__name__} is neither a process group nor a device mesh; pass rank and world_size")
+    distributed = sys.modules.get("torch.distributed")
+    outside = getattr(getattr(distributed, "GroupMember", None), "NON_GROUP_MEMBER", None)
+    if outside is not None and group is outside:
+        raise _not_in_group()
+    if hasattr(group, "get_local_rank") and getattr(group, "ndim", 1) != 1:
+        names = getattr(group, "mesh_dim_names", None)
+        raise UsageError(f"the mesh has several dimensions {names}; pass the data-parallel one, such as mesh['dp']")
+    find = getattr(group, "get_local_rank", None) or getattr(group, "rank", None)
+    if not callable(find) or not callable(getattr(group, "size", None)):
+        raise UsageError(f"{name_kind(group)} is neither a process group nor a device mesh; pass rank and world_size")
+    try:
+        number, size = int(find()), int(group.size())
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(f"the group does not tell a rank: {str(error).partition(chr(10))[0]}") from None
+    if not 0 <= number < size:
+        raise _not_in_group()
+    return number, size
+
+
+def _not_in_group() -> UsageError:
+    return UsageError("this process is not in the group; pass the group that it is in, or make no loader here")
 
 
 def _from_surroundings() -> tuple[int, int]:
@@ -57,11 +84,32 @@ def _from_surroundings() -> tuple[int, int]:
     jax = sys.modules.get("jax")
     if jax is not None and jax.process_count() > 1:
         return int(jax.process_index()), int(jax.process_count())
-    for rank, size in ENVIRONMENTS.items():
-        number, count = os.environ.get(rank), os.environ.get(size)
+    return _from_environment()
+
+
+def _from_environment() -> tuple[int, int]:
+    """The first pair that is whole; half of one is refused where there is no other."""
+    halves = []
+    for pair in ENVIRONMENTS.items():
+        number, count = (os.environ.get(name) for name in pair)
         if number is not None and count is not None:
-            try:
-                return int(number), int(count)
-            except ValueError:
-                raise UsageError(f"{rank}={number!r} and {size}={count!r} in the environment are no numbers") from None
+            return _parse(pair, number, count)
+        # A batch script of Slurm is process 0 of an unknown number; its steps have both.
+        if (number or count) and not (pair[0] == "SLURM_PROCID" and number in (None, "0")):
+            halves.append(pair if number is not None else pair[::-1])
+    if halves:
+        here, missing = halves[0]
+        half = f"{here}={os.environ[here]!r} is in the environment and {missing} is not"
+        raise UsageError(f"{half}; set both, or pass rank and world_size")
     return 0, 1
+
+
+def _parse(names: tuple[str, str], number: str, count: str) -> tuple[int, int]:
+    what = f"{names[0]}={number!r} and {names[1]}={count!r} in the environment"
+    try:
+        rank, size = int(number), int(count)
+    except ValueError:
+        raise UsageError(f"{what} are no numbers") from None
+    if not 0 <= rank < size <= MOST_RANKS:
+        raise UsageError(f"{what} are impossible; expected 0 <= {names[0]} < {names[1]}")
+    return rank, size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenmill.arguments import MOST_ROWS, show, whole_number
 from tokenmill.dataset.base import Rows
 from tokenmill.errors import UsageError
 
@@ -34,12 +35,11 @@ def check_state(state: Any, rows: Rows) -> int:
     Batch size and world size may have changed, and a mixture may have got stages from `next_row` on.
     """
     if not isinstance(state, dict) or not {"version", "fingerprint", "next_row"} <= set(state):
-        raise UsageError(f"this is not the state of a loader: {_shorten(state)}; pass what state_dict() returned")
-    next_row = state["next_row"]
-    if state["version"] != VERSION:
-        raise UsageError(f"the state has version {state['version']!r}; this tokenmill reads version {VERSION}")
-    if not isinstance(next_row, int) or isinstance(next_row, bool) or next_row < 0:
-        raise UsageError(f"next_row of the state is {next_row!r}; expected a whole number of at least 0")
+        raise UsageError(f"this is not the state of a loader: {show(state)}; pass what state_dict() returned")
+    version = whole_number(state["version"], "the state's version")
+    if version != VERSION:
+        raise UsageError(f"the state has version {version}; this tokenmill reads version {VERSION}")
+    next_row = whole_number(state["next_row"], "the state's next_row", 0, MOST_ROWS)
     if state["fingerprint"] != rows.fingerprint:
         ours, theirs = _without_later_stages(rows.describe(), next_row), state.get("dataset")
         theirs = _without_later_stages(theirs, next_row)
@@ -53,8 +53,16 @@ def _without_later_stages(description: Any, next_row: int) -> Any:
     """A mixture whose weights change later is the same up to there."""
     if not isinstance(description, dict) or description.get("kind") != "mix":
         return description
-    stages = description.get("stages", {})
-    return {**description, "stages": {row: weights for row, weights in stages.items() if int(row) < max(next_row, 1)}}
+    stages = description.get("stages")
+    if not isinstance(stages, dict):
+        return description
+    return {**description, "stages": {row: stages[row] for row in stages if not _is_later(row, next_row)}}
+
+
+def _is_later(row: Any, next_row: int) -> bool:
+    """Whether a stage begins behind what was trained on; a state may hold anything in the place of its row."""
+    is_number = isinstance(row, str) and row.isdecimal() and len(row) < 20
+    return is_number and int(row) >= max(next_row, 1)
 
 
 def _difference(theirs: Any, ours: Any, where: str) -> str | None:
@@ -73,9 +81,4 @@ def _difference(theirs: Any, ours: Any, where: str) -> str | None:
         return next((d for i, (a, b) in pairs if (d := _difference(a, b, f"{where}[{i}]")) is not None), None)
     if theirs == ours:
         return None
-    return f"{where or 'it'} is {_shorten(theirs)} in the state and {_shorten(ours)} here"
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return f"{where or 'it'} is {show(theirs)} in the state and {show(ours)} here"

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tokenmill.errors import MissingDependencyError
 from tokenmill.loaders.base import CHUNK_TOKENS, Loader, Stretch
 from tokenmill.loaders.batches import Batch, Chunk
+from tokenmill.loaders.parts import map_parts
 
 __all__ = ["TfLoader"]
 
@@ -64,7 +65,7 @@ class TfLoader(Loader):
 
     def _deliver(self, chunk: Chunk) -> list[Any]:
         if not self._is_plain:
-            return [tf.nest.map_structure(_wrap, batch) for batch in super()._deliver(chunk)]
+            return [map_parts(_wrap, batch) for batch in super()._deliver(chunk)]
         pairs = zip(map(_wrap, chunk.inputs), map(_wrap, chunk.targets), strict=True)
         return [Batch(x, y, chunk, number, _wrap) for number, (x, y) in enumerate(pairs)]
 
@@ -76,7 +77,7 @@ class TfLoader(Loader):
         """
         start = self._next_row if self._num_left(self._next_row) else 0
         num_batches = self._num_left(start)
-        specs = tf.nest.map_structure(self._spec, self._parts(self._chunk(start, 1)))
+        specs = map_parts(self._spec, self._parts(self._chunk(start, 1)))
         # Layouts may have parts of another length in every batch, which cannot be stacked.
         at_once = max(1, CHUNK_TOKENS // (self.batch_size * self.rows.seq_len)) if self._is_plain else 1
 
@@ -101,15 +102,14 @@ class TfLoader(Loader):
             return chunk.inputs, chunk.targets
         return _join_lists(self._layout(Batch(chunk.inputs[0], chunk.targets[0], chunk, 0)))
 
-    def _spec(self, part: Any) -> Any:
+    def _spec(self, part: Any, is_ragged: bool) -> Any:
         """The type of a part, with the lengths that are the same in every batch."""
         array = np.asarray(part)
-        whole = (self.batch_size, self.rows.seq_len)
-        shape = [None] * (array.ndim - 2) + [*whole] if array.shape[-2:] == whole else [None] * array.ndim
-        return tf.TensorSpec(shape, array.dtype)
+        whole = [] if is_ragged else [self.batch_size, self.rows.seq_len]
+        return tf.TensorSpec([None] * (array.ndim - len(whole)) + whole, array.dtype)
 
 
-def _wrap(part: Any) -> Any:
+def _wrap(part: Any, is_ragged: bool = False) -> Any:
     """A tensor with memory of its own; numbers stay what they are."""
     return tf.convert_to_tensor(part) if isinstance(part, np.ndarray) else part
 

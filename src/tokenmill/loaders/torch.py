@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.base import Rows, whole_number
+from tokenmill.arguments import flag, whole_number
+from tokenmill.dataset.base import Rows, as_rows, row_number
 from tokenmill.dataset.copying import RowBlock
 from tokenmill.errors import MissingDependencyError, UsageError
 from tokenmill.loaders.base import Loader
 from tokenmill.loaders.batches import Batch, Chunk
 from tokenmill.loaders.buffers import BufferPool
+from tokenmill.loaders.parts import map_parts
 
 try:
     import torch
@@ -51,7 +53,7 @@ class TorchLoader(Loader):
         self._settings = settings
         self._device = _find_device(device)
         self._num_workers = whole_number(num_workers, "num_workers", 0)
-        self._persistent = persistent_workers
+        self._persistent = flag(persistent_workers, "persistent_workers")
         self._workers: Any = None
         if self._device is not None and self._device.type == "cuda":
             self._pool = _PinnedPool(settings.get("dtype", np.int64))
@@ -61,7 +63,13 @@ class TorchLoader(Loader):
             inputs, targets = self._wrap(chunk.both).unbind(0)
             pairs = enumerate(zip(inputs.unbind(0), targets.unbind(0), strict=True))
             return [Batch(x, y, chunk, number, self._wrap) for number, (x, y) in pairs]
-        return [_map(self._wrap, batch) for batch in super()._deliver(chunk)]
+        return [map_parts(self._wrap_part, batch) for batch in super()._deliver(chunk)]
+
+    def _wrap_part(self, part: Any, _: bool) -> Any:
+        """An array of a layout, or a tensor that a worker made of one."""
+        if isinstance(part, torch.Tensor):
+            part = part.numpy()
+        return self._wrap(part) if isinstance(part, np.ndarray) else part
 
     def _wrap(self, array: npt.NDArray[Any]) -> Any:
         tensor = torch.from_numpy(array)
@@ -85,6 +93,7 @@ class TorchLoader(Loader):
                 batch_size=None,
                 num_workers=self._num_workers,
                 persistent_workers=self._persistent,
+                collate_fn=_as_it_is,
             )
         self._workers.dataset.start.fill_(row)
         for batch in itertools.islice(self._workers, self._num_left(row)):
@@ -92,7 +101,7 @@ class TorchLoader(Loader):
                 both = np.stack([part.numpy()[None] for part in batch])
                 yield self._deliver(Chunk(both, self._block(row, 1), 0))
             else:
-                yield [_map(lambda part: self._wrap(part.numpy()), batch)]
+                yield [map_parts(self._wrap_part, batch)]
             row += self.global_batch_size
 
 
@@ -101,7 +110,7 @@ class _WorkerBatches(IterableDataset[Any]):
 
     def __init__(self, loader: TorchLoader) -> None:
         self._rows = loader.rows
-        self._settings = {**loader._settings, "prefetch": 0, "group": None}
+        self._settings = {**loader._settings, "prefetch": 0, "group": None, "drop_last": False}
         self._rank, self._world_size = loader.rank, loader.world_size
         # Shared with workers that are kept from one iteration to the next.
         self.start = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -123,20 +132,17 @@ def _find_device(device: Any) -> Any:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise UsageError(f"device {device!r} is unknown to torch: {str(error).splitlines()[0]}") from None
-    if found.type != "cuda":
-        return found
-    if not torch.cuda.is_available():
-        raise UsageError(f"device {device!r} is not here: this torch sees no CUDA device")
-    return torch.device("cuda", torch.cuda.current_device()) if found.index is None else found
+    if found.type == "cuda" and found.index is None and torch.cuda.is_available():
+        found = torch.device("cuda", torch.cuda.current_device())
+    try:
+        torch.empty(0, device=found)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise UsageError(f"device {device!r} is not here: {str(error).partition(chr(10))[0]}") from None
+    return found
 
 
-def _map(wrap: Any, part: Any) -> Any:
-    """Wrap every array of a batch in some layout."""
-    if isinstance(part, dict):
-        return {name: _map(wrap, value) for name, value in part.items()}
-    if isinstance(part, (tuple, list)):
-        return type(part)(_map(wrap, value) for value in part)
-    return wrap(part) if isinstance(part, (np.ndarray, torch.Tensor)) else part
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 class _PinnedPool(BufferPool):
@@ -174,8 +180,8 @@ class TorchRows(Dataset[Any]):
     """
 
     def __init__(self, rows: Rows, *, document_mask: bool = False) -> None:
-        self.rows = rows
-        self._document_mask = document_mask
+        self.rows = as_rows(rows, "TorchRows")
+        self._document_mask = flag(document_mask, "document_mask")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -186,9 +192,9 @@ class TorchRows(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Any, Any]:
         """Inputs and targets of several rows, filled together."""
-        index = np.asarray(indices, np.int64)
-        if len(index) and not 0 <= index.min() <= index.max() < len(self.rows):
-            raise IndexError(f"rows {index.min()} to {index.max()} are not all among {len(self.rows)} rows")
+        index = np.asarray(indices)
+        if index.dtype.kind != "i" or not 0 <= index.min(initial=0) <= index.max(initial=0) < len(self.rows):
+            index = np.array([row_number(index, len(self.rows)) for index in indices], np.int64)
         inputs = np.empty((len(index), self.rows.seq_len), np.int64)
         targets = np.empty_like(inputs)
         RowBlock(self.rows, index, document_mask=self._document_mask).copy(0, len(index), inputs, targets)

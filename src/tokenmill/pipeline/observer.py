@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import threading
 import time
 from contextlib import suppress
@@ -20,8 +21,8 @@ import psutil
 from tokenmill.files import write_durably
 from tokenmill.machine import tree_memory, usable_cores
 from tokenmill.pipeline.budget import Budget
-from tokenmill.pipeline.scheduler import Tally
-from tokenmill.progress import Display, Snapshot
+from tokenmill.pipeline.scheduler import Tally, WorkerTally
+from tokenmill.progress import Display, Machine, Snapshot, WorkerMoment
 from tokenmill.store.manifest import encode_sealed
 
 __all__ = ["AttemptInfo", "Moment", "Observer", "RunInfo"]
@@ -51,6 +52,8 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_recycled: int
     num_retried: int
     last: Snapshot
+    reason: str | None = None
+    """Why it ended early, in words; None where it did not, or was killed and could not say."""
     history: list[Moment] = []
     """At most a few hundred moments, evenly spread over the attempt."""
 
@@ -75,13 +78,16 @@ class Observer:
         self._written = 0.0
         self._peak = 0
         self._memory = 0
+        self._cores: list[float] = []
+        self._disk_free = 0
         self._tally: Tally | None = None
         self._snapshot: Snapshot | None = None
+        self._reason: str | None = None
         self._history: list[Moment] = []
         self._moment_seconds = FIRST_MOMENT_SECONDS
         self._attempts = self._earlier_attempts()
         self._stop = threading.Event()
-        self._sampler = threading.Thread(target=self._sample_memory, daemon=True)
+        self._sampler = threading.Thread(target=self._sample, daemon=True)
         self._sampler.start()
 
     @property
@@ -115,12 +121,25 @@ class Observer:
             memory_bytes=self._memory,
             memory_limit=self._budget.memory_bytes,
             bottleneck=work.bottleneck,
+            machine=self._look_at_machine(tally),
         )
         self._display.update(self._snapshot)
         self._remember(self._snapshot)
         if time.monotonic() - self._written > WRITE_SECONDS:
             self._written = time.monotonic()
             self._write_attempts(completed=None)
+
+    def _look_at_machine(self, tally: Tally) -> Machine:
+        slowest = tally.slowest
+        return Machine(
+            cores=self._cores,
+            disk_free=self._disk_free,
+            stages=tally.work.shares,
+            workers=[_describe_worker(name, worker) for name, worker in sorted(tally.workers.items())],
+            slowest_task=slowest.task if slowest is not None else "",
+            slowest_input=slowest.input if slowest is not None else "",
+            slowest_seconds=round(slowest.seconds, 2) if slowest is not None else 0.0,
+        )
 
     def _remember(self, now: Snapshot) -> None:
         """Keep a moment now and then; every other one is dropped when there are too many."""
@@ -131,8 +150,9 @@ class Observer:
             del self._history[1::2]
             self._moment_seconds *= 2
 
-    def close(self, *, completed: bool) -> None:
-        """The attempt has ended."""
+    def close(self, *, completed: bool, reason: str | None = None) -> None:
+        """The attempt has ended; `reason` is what the user is told when it ended early."""
+        self._reason = reason
         self._stop.set()
         self._sampler.join()
         self._display.close()
@@ -152,13 +172,17 @@ class Observer:
         )
         write_durably(self._store / "run.json", encode_sealed(info))
 
-    def _sample_memory(self) -> None:
+    def _sample(self) -> None:
+        """Look at memory, cores and disk, as often as that takes less than a hundredth of a core."""
         process = psutil.Process()
         while True:
-            with suppress(psutil.Error):
+            started = time.perf_counter()
+            with suppress(psutil.Error, OSError):
                 self._memory = tree_memory(process)
+                self._cores = [round(busy / 100, 2) for busy in psutil.cpu_percent(percpu=True)]
+                self._disk_free = shutil.disk_usage(self._store).free
             self._peak = max(self._peak, self._memory)
-            if self._stop.wait(0.5):
+            if self._stop.wait(max(0.5, 100 * (time.perf_counter() - started))):
                 return
 
     def _current(self, *, completed: bool | None) -> list[AttemptInfo]:
@@ -172,6 +196,7 @@ class Observer:
             num_recycled=self._tally.num_recycled,
             num_retried=self._tally.num_retried,
             last=self._snapshot,
+            reason=self._reason,
             history=self._history,
         )
         return [attempt]
@@ -193,6 +218,18 @@ class Observer:
         return [
             attempt if attempt.completed else msgspec.structs.replace(attempt, completed=False) for attempt in earlier
         ]
+
+
+def _describe_worker(name: str, worker: WorkerTally) -> WorkerMoment:
+    now = time.monotonic() - worker.task_started if worker.task else 0.0
+    return WorkerMoment(
+        name=name,
+        pid=worker.pid,
+        task=worker.task,
+        input=worker.input,
+        task_seconds=round(now, 2),
+        bytes_per_second=round(worker.num_bytes / max(worker.seconds + now, 1e-3)),
+    )
 
 
 def _processor() -> str:

@@ -19,13 +19,24 @@ import msgspec
 import numpy as np
 
 from tokenmill.errors import DataError
-from tokenmill.files import detect_compression, fingerprint, relative_names
+from tokenmill.files import changed_while_read, detect_compression, fingerprint, relative_names
 from tokenmill.pipeline.settings import Settings
 from tokenmill.readers import detect_format, reader_for
 from tokenmill.readers.base import ReadOptions
 from tokenmill.readers.parquet import ParquetReader
 
-__all__ = ["InputFile", "Plan", "Span", "Stream", "Task", "default_task_bytes", "inspect_inputs", "make_plan"]
+__all__ = [
+    "InputFile",
+    "Plan",
+    "Span",
+    "Stream",
+    "Task",
+    "check_unchanged",
+    "default_task_bytes",
+    "inspect_inputs",
+    "make_plan",
+    "row_spans",
+]
 
 COMPRESSION_RATIO = 4
 """Text is taken to be this many times larger than its compressed file, when tasks are sized."""
@@ -49,6 +60,11 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True):
     def text_bytes(self) -> int:
         """About how much text it holds: exact for plain files, an estimate for compressed ones."""
         return self.bytes if self.compression == "none" else self.bytes * COMPRESSION_RATIO
+
+    @property
+    def shown(self) -> str:
+        """Its path as a user finds it: from the working directory, or the whole of it."""
+        return self.path.removeprefix(f"{Path.cwd()}/")
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -126,6 +142,23 @@ def _inspect(path: Path, name: str, format: str, options: ReadOptions) -> InputF
         raise DataError(str(path), f"cannot be read: {error.strerror}") from None
 
 
+def check_unchanged(files: Iterable[InputFile]) -> None:
+    """Refuse inputs that are no longer what they were when the run began: spans of them may be of either content.
+
+    One that was only touched passes, as its size and fingerprint tell.
+    """
+    for file in files:
+        try:
+            status = Path(file.path).stat()
+            if status.st_size == file.bytes and (
+                status.st_mtime_ns == file.mtime_ns or fingerprint(Path(file.path)) == file.fingerprint
+            ):
+                continue
+        except OSError as error:
+            raise DataError(file.shown, f"cannot be read any more: {error.strerror}") from None
+        raise DataError(file.shown, changed_while_read(status.st_size, file.bytes))
+
+
 def make_plan(inputs: list[InputFile], settings: Settings) -> Plan:
     """Cut the inputs into tasks; the result depends on their sizes and the settings alone."""
     plan = Plan(inputs, [], [])
@@ -141,6 +174,18 @@ def make_plan(inputs: list[InputFile], settings: Settings) -> Plan:
         cutter.add(number, file, stop)
     cutter.close()
     return plan
+
+
+def row_spans(number: int, file: InputFile, options: ReadOptions, task_bytes: int) -> list[Span]:
+    """How tasks share a Parquet input: a damaged page hides what is left of its span, and nothing behind that."""
+    if file.text_bytes <= task_bytes or options.whole_files:
+        return [Span(number)]
+    try:
+        ranges = ParquetReader(options).plan(Path(file.path), task_bytes)
+    except DataError:
+        # Whoever reads it says what is wrong, and knows whether that ends the run.
+        return [Span(number)]
+    return [Span(number, start, stop) for start, stop in ranges]
 
 
 class _Cutter:
@@ -161,12 +206,11 @@ class _Cutter:
             return
         self.close()
         if isinstance(reader, ParquetReader):
-            try:
-                ranges = reader.plan(Path(file.path), self._task_bytes)
-            except DataError:
-                # Whoever reads it says what is wrong, and knows whether that ends the run.
+            spans = row_spans(number, file, self._options, self._task_bytes)
+            if spans == [Span(number)]:
                 self._add_to_group(number, file, stop)
                 return
+            ranges = [(span.start, span.stop or 0) for span in spans]
             self._add_ranges(
                 number, file, [(a, b if stop is None else min(b, stop)) for a, b in ranges if stop is None or a < stop]
             )
@@ -202,6 +246,11 @@ def _count_documents(file: InputFile, options: ReadOptions, most: int) -> tuple[
     """How many documents an input has, up to `most`, and where the one after them starts."""
     from tokenmill.pipeline.reading import read_span
 
+    reader = reader_for(file.format, options)
+    if isinstance(reader, ParquetReader):
+        # Every row is a document or a reject, also where damage hides many of them.
+        num_rows = reader.count_documents(Path(file.path))
+        return (num_rows, None) if num_rows <= most else (most, most)
     count = 0
     for batch in read_span(file, Span(0), options):
         starts = np.concatenate([batch.positions, [reject.position for reject in batch.rejects]]).astype(np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def _read_span(file: InputFile, span: Span, options: ReadOptions) -> Iterator[Te
     path = Path(file.path)
     reader = reader_for(file.format, options)
     if isinstance(reader, ParquetReader):
-        unreadable = _explain_unreadable(path, options)
+        unreadable = _explain_unreadable(path, span, options)
         if unreadable is not None:
             yield TextBatch([], np.zeros(0, np.int64), [] if options.keep_keys else None, [unreadable])
             return
@@ -48,15 +49,16 @@ def _read_span(file: InputFile, span: Span, options: ReadOptions) -> Iterator[Te
         yield from reader.read_stream(TextStream(file, options, stop=span.stop))
 
 
-def _explain_unreadable(path: Path, options: ReadOptions) -> Reject | None:
-    """Why no row of a Parquet file can be a document: it has no footer, or no column of texts."""
+def _explain_unreadable(path: Path, span: Span, options: ReadOptions) -> Reject | None:
+    """Why no row of a Parquet span can be a document: there is no footer, or no column of texts."""
     reader = ParquetReader(msgspec.structs.replace(options, keep_keys=()))
     num_rows = 0
     try:
         num_rows = reader.num_rows(path)
         reader.plan(path, 1 << 62)
     except DataError as error:
-        return Reject(0, -1, "no-text-column" if num_rows else "damaged", error.reason, max(1, num_rows))
+        hidden = (num_rows if span.stop is None else min(span.stop, num_rows)) - span.start
+        return Reject(span.start, -1, "no-text-column" if num_rows else "damaged", error.reason, max(1, hidden))
     return None
 
 
@@ -78,6 +80,8 @@ class TextStream:
         self._input = open_stream(Path(file.path), file.compression)
         self._documents = reader.adapt(self._input)
         self._left = stop
+        self.seconds = 0.0
+        """What reading and decompressing has taken."""
 
     @property
     def consumed(self) -> int:
@@ -86,6 +90,12 @@ class TextStream:
 
     def read(self, size: int, /) -> bytes:
         """Up to `size` bytes; `b""` at the end."""
+        started = time.perf_counter()
+        data = self._read(size)
+        self.seconds += time.perf_counter() - started
+        return data
+
+    def _read(self, size: int) -> bytes:
         if self._left is None:
             return self._documents.read(size)
         data = self._documents.read(min(size, self._left)) if self._left else b""

@@ -29,7 +29,7 @@ from tokenmill.pipeline.finish import finish
 from tokenmill.pipeline.journal import Journal, Lock
 from tokenmill.pipeline.messages import Failed, GateResult
 from tokenmill.pipeline.observer import Observer
-from tokenmill.pipeline.plan import InputFile, Plan, inspect_inputs, make_plan
+from tokenmill.pipeline.plan import InputFile, Plan, check_unchanged, inspect_inputs, make_plan
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.resume import Standing, begin_or_resume
 from tokenmill.pipeline.scheduler import WORKER, Scheduler, Tally
@@ -144,11 +144,13 @@ class _Attempt:
         observer = Observer(self._store, self._display, budget)
         try:
             tally = self._run(self._choice.engine, plan, observer, budget)
+            check_unchanged(self._files)
         except BaseException as error:
+            said = _in_words(error, self._store)
             self._executor.close()
-            observer.close(completed=False)
+            observer.close(completed=False, reason=str(said))
             self._sweep()
-            raise _in_words(error, self._store) from None
+            raise said from None
         self._executor.close()
         observer.close(completed=True)
         observer.write_run_file()
@@ -243,11 +245,12 @@ def _introduce(display: Display, tokenizer: Tokenizer, job: Job, result: GateRes
     names = {token: name for name, token in tokenizer.special_tokens.items()}
     display.say(f"tokenizer  {tokenizer.name} ({tokenizer.kind}), {tokenizer.vocab_size:,} tokens")
     if parity.num_mismatches == 0 and parity.num_documents:
+        parts = f", of {parity.num_in_parts:,} long ones in parts" if parity.num_in_parts else ""
         display.say(
             f"engine     {job.engine}, with the same ids as {parity.reference} on {parity.num_documents:,} of your"
         )
         display.say(
-            f"           documents ({parity.num_bytes / 1e6:.1f} MB) and {parity.num_awkward:,} awkward strings"
+            f"           documents{parts} ({parity.num_bytes / 1e6:.1f} MB) and {parity.num_awkward:,} awkward strings"
         )
     else:
         display.say(f"engine     {job.engine}")

@@ -43,11 +43,31 @@ from tokenmill.pipeline.plan import Plan, Stream, Task
 from tokenmill.pipeline.stages import Stages
 from tokenmill.pipeline.task import Job
 
-__all__ = ["Scheduler", "Tally"]
+__all__ = ["Scheduler", "Tally", "TaskTime", "WorkerTally"]
 
 WAIT_SECONDS = 0.2
 WORKER = "tokenmill.pipeline.worker"
 SERVE = f"{WORKER}:serve"
+
+
+class WorkerTally(msgspec.Struct):
+    """What one worker is at, and what it has done so far."""
+
+    pid: int
+    task: str
+    input: str
+    task_started: float
+    seconds: float = 0.0
+    """That it has worked, without the task it is at."""
+    num_bytes: int = 0
+
+
+class TaskTime(msgspec.Struct, frozen=True):
+    """How long a task took."""
+
+    task: str
+    input: str
+    seconds: float
 
 
 class Tally(msgspec.Struct):
@@ -66,6 +86,10 @@ class Tally(msgspec.Struct):
     num_tasks_done: int = 0
     num_recycled: int = 0
     num_retried: int = 0
+    workers: dict[str, WorkerTally] = msgspec.field(default_factory=dict)
+    """By name; those that have a task."""
+    slowest: TaskTime | None = None
+    """Of the tasks that are done."""
 
 
 class Scheduler:
@@ -196,7 +220,24 @@ class Scheduler:
         self.tally.started = self.tally.started or time.monotonic()
         self._running[worker] = task
         self._partial[worker] = 0
+        self._note_begin(worker, task)
         worker.send(encode(RunTask(task, hold=self._gate is not None)))
+
+    def _note_begin(self, worker: Worker, task: Task) -> None:
+        name = self._plan.inputs[task.input].name
+        known = self.tally.workers.get(worker.name)
+        if known is None:
+            self.tally.workers[worker.name] = WorkerTally(worker.pid, task.name, name, time.monotonic())
+        else:
+            known.task, known.input, known.task_started = task.name, name, time.monotonic()
+
+    def _note_end(self, worker: Worker, task: Task) -> None:
+        known = self.tally.workers[worker.name]
+        taken = TaskTime(task.name, known.input, time.monotonic() - known.task_started)
+        known.seconds += taken.seconds
+        known.task = ""
+        if self.tally.slowest is None or taken.seconds > self.tally.slowest.seconds:
+            self.tally.slowest = taken
 
     def _feed(self, worker: Worker, stream: Stream) -> None:
         self._feeding[worker] = stream
@@ -248,6 +289,7 @@ class Scheduler:
         if task is None:
             return
         size = message.stages.num_bytes
+        self.tally.workers[worker.name].num_bytes += size
         if task.spool is not None:
             span = task.spans[0]
             size = size * task.bytes // max(1, (span.stop or 0) - span.start)
@@ -278,11 +320,13 @@ class Scheduler:
 
     def _end_task(self, worker: Worker) -> Task:
         task = self._running.pop(worker)
+        self._note_end(worker, task)
         self.tally.done_bytes += task.bytes - self._partial.pop(worker)
         return task
 
     def _bury(self, worker: Worker, how: str) -> None:
         """Name a dead worker and give its work to another, once."""
+        self.tally.workers.pop(worker.name, None)
         if worker in self._idle:
             self._idle.remove(worker)
         if worker in self._hungry:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Stages"]
+__all__ = ["STAGES", "Stages"]
+
+STAGES = ("read", "decompress", "parse", "encode", "write")
 
 
 class Stages(msgspec.Struct):
@@ -15,6 +17,8 @@ class Stages(msgspec.Struct):
     num_tokens: int = 0
     num_rejects: int = 0
     read: float = 0.0
+    decompress: float = 0.0
+    parse: float = 0.0
     encode: float = 0.0
     write: float = 0.0
 
@@ -26,4 +30,10 @@ class Stages(msgspec.Struct):
     @property
     def bottleneck(self) -> str:
         """The stage that took the most time."""
-        return max(("read", "encode", "write"), key=lambda name: float(getattr(self, name)))
+        return max(STAGES, key=lambda name: float(getattr(self, name)))
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The part of all time that each stage took."""
+        total = sum(float(getattr(self, name)) for name in STAGES) or 1.0
+        return {name: round(getattr(self, name) / total, 4) for name in STAGES}

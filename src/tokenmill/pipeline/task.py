@@ -27,7 +27,7 @@ from tokenmill.engines.base import Engine
 from tokenmill.errors import DataError
 from tokenmill.files import sync_directory
 from tokenmill.pipeline.journal import Journal, StoredReject, TaskRecord
-from tokenmill.pipeline.plan import InputFile, Span, Task
+from tokenmill.pipeline.plan import InputFile, Span, Task, check_unchanged
 from tokenmill.pipeline.reading import line_number, read_span, read_spool
 from tokenmill.pipeline.settings import OnError, Settings, TokenPolicy
 from tokenmill.pipeline.stages import Stages
@@ -36,8 +36,6 @@ from tokenmill.supervision.masking import Weights, assemble, weigh_tokens
 
 __all__ = ["Job", "TaskRunner", "surround"]
 
-BYTES_PER_CHARACTER = 16
-"""What encoding one huge document takes at most: the text twice, ids of 4 bytes, and their copies."""
 LONG_TEXT = 2 << 20
 """Texts of more characters are encoded in pieces of about this size."""
 SHORT_DOCUMENT = 128
@@ -96,11 +94,18 @@ class TaskRunner:
             if task.damage is not None:
                 output.reject_damage(task.damage)
                 self._report(Stages(num_rejects=1))
+            self._check_inputs(task)
             output.finish(self._engine.num_rerouted - rerouted)
             return output
-        except BaseException:
+        except BaseException as error:
             output.discard()
+            if isinstance(error, DataError):
+                # An input that changes while it is read looks damaged.
+                self._check_inputs(task)
             raise
+
+    def _check_inputs(self, task: Task) -> None:
+        check_unchanged(self._job.inputs[span.input] for span in task.spans)
 
     def _run_span(self, task: Task, span: Span, output: TaskOutput) -> None:
         reading = self._job.settings.reading
@@ -109,7 +114,11 @@ class TaskRunner:
         batches = read_spool(file, task, reading, render) if task.spool else read_span(file, span, reading, render)
         clock = time.perf_counter()
         for batch in batches:
-            stages = Stages(read=time.perf_counter() - clock)
+            stages = Stages(parse=time.perf_counter() - clock - batch.read_seconds)
+            if file.compression != "none" and task.spool is None:
+                stages.decompress = batch.read_seconds
+            else:
+                stages.read = batch.read_seconds
             tokens, lengths, weights = self._encode(batch, output, stages)
             for reject in sorted(batch.rejects, key=lambda reject: reject.position):
                 output.reject(span.input, reject)
@@ -155,7 +164,7 @@ class TaskRunner:
     def _encode_long(self, text: str) -> TokenBatch:
         """Encode one text piece by piece, so that memory can be given back on the way."""
         pieces = self._engine.split(text, LONG_TEXT)
-        if len(pieces) == 1 and len(text) * BYTES_PER_CHARACTER > self._job.worker_bytes:
+        if len(pieces) == 1 and len(text) * self._engine.memory_per_character > self._job.worker_bytes:
             # It does not fit this worker's share, so all others of its kind wait, and the cache goes first.
             self._engine.recycle()
             with self._journal.alone():

@@ -204,6 +204,7 @@ class _Worker:
 
         num_tasks = 0
         consumed = 0
+        reported = 0.0
         for cut in cut_stream(text, delimiter=reader.delimiter, task_bytes=job.settings.task_bytes, sink=sink):
             num_tasks += 1
             size, consumed = text.consumed - consumed, text.consumed
@@ -222,6 +223,8 @@ class _Worker:
                     damage=cut.damage,
                 )
                 self._channel.send_bytes(encode(Cut(task)))
+            taken, reported = text.seconds - reported, text.seconds
+            self._channel.send_bytes(encode(Progress(Stages(decompress=taken), 0)))
         self._channel.send_bytes(encode(StreamEnded(stream, num_tasks)))
 
 

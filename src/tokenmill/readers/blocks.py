@@ -8,6 +8,7 @@ hands on everything up to the last delimiter of a read and carries the rest, so 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import BinaryIO
 from tokenmill.batch import Reject, TextBatch
 from tokenmill.compression import DamagedInput, Stream
 from tokenmill.errors import DataError
+from tokenmill.files import changed_while_read
 
 __all__ = ["BLOCK_BYTES", "BYTE_ORDER_MARK", "byte_ranges", "overlaps_itself", "read_documents", "read_file_range"]
 
@@ -46,7 +48,8 @@ def read_file_range(
     """The documents of a plain file that start in `[start, stop)`.
 
     Both ends move forward to the next document, so ranges that meet share no document and
-    lose none. That needs a delimiter that does not overlap itself.
+    lose none. That needs a delimiter that does not overlap itself. A file that ends before `stop`
+    has shrunk since it was planned, which is an error: its last documents would be lost in silence.
     """
     try:
         with path.open("rb", buffering=0) as file:
@@ -54,6 +57,8 @@ def read_file_range(
             if first >= stop:
                 return
             last = _next_document(file, stop, delimiter)
+            if last < stop:
+                raise DataError(str(path), changed_while_read(os.fstat(file.fileno()).st_size, stop))
             file.seek(first)
             stream = _FileRange(file, last - first)
             yield from read_documents(stream, first, delimiter=delimiter, max_bytes=max_bytes, decode=decode)
@@ -86,6 +91,9 @@ class _FileRange:
 
     def read(self, size: int, /) -> bytes:
         data = self._file.read(min(size, self._num_left))
+        if not data and self._num_left:
+            position = self._file.tell()
+            raise DataError(str(self._file.name), changed_while_read(position, position + self._num_left))
         self._num_left -= len(data)
         return data
 
@@ -103,14 +111,17 @@ def read_documents(
     a reject in a batch of its own. Documents that are not lines have the line number -1.
     """
     line = 0
+    clock = time.perf_counter()
     for block in _Blocks(stream, delimiter, position, max_bytes):
+        read_seconds = time.perf_counter() - clock
         batch = decode(block.data, block.num_bytes if block.data else 0, block.start, line)
-        batch.num_bytes = block.num_bytes
+        batch.num_bytes, batch.read_seconds = block.num_bytes, read_seconds
         if block.problem is not None:
             batch.rejects.append(Reject(block.start, line if delimiter == b"\n" else -1, *block.problem))
             batch.num_lines = 1
         line += batch.num_lines
         yield batch
+        clock = time.perf_counter()
 
 
 @dataclass(slots=True)

@@ -41,6 +41,13 @@ class ParquetReader:
         with _open(path) as file:
             return int(file.metadata.num_rows)
 
+    def count_documents(self, path: Path) -> int:
+        """One for each row, whatever it holds; one for a file without a footer, which is a reject."""
+        try:
+            return self.num_rows(path)
+        except DataError:
+            return 1
+
     def plan(self, path: Path, task_bytes: int) -> list[tuple[int, int]]:
         """Spans of rows: consecutive row groups until their text takes `task_bytes` uncompressed."""
         with _open(path) as file:
@@ -57,16 +64,19 @@ class ParquetReader:
             return [*spans, (start, stop)] if stop > start else spans
 
     def read_range(self, path: Path, start: int, stop: int) -> Iterator[TextBatch]:
-        """The documents of rows `start` to `stop`; a damaged page ends them with one reject for all rows left."""
+        """The documents of rows `start` to `stop`; a damaged page ends them with one reject for all rows left.
+
+        How far rows next to the damage are rescued follows from their row group alone, so that whoever reads the
+        group again, from wherever, finds the same rows.
+        """
         row = start
         damage = ""
         with _open(path) as file:
             self._check_columns(path, file.schema_arrow)
             stop = min(stop, file.metadata.num_rows)
-            size = self._batch_rows(file, start, stop)
-            for batch_rows in (size, min(size, RESCUE_BATCH_ROWS)):
+            for most_rows in (MOST_BATCH_ROWS, RESCUE_BATCH_ROWS):
                 try:
-                    for rows in self._iter_rows(file, row, stop, batch_rows):
+                    for rows in self._iter_rows(file, row, stop, most_rows):
                         yield self._to_texts(path, rows, row, row - start)
                         row += len(rows)
                     if row >= stop:
@@ -115,19 +125,17 @@ class ParquetReader:
         wanted = (c for c in columns if c.path_in_schema in keys or c.path_in_schema.startswith(inside))
         return sum(int(c.total_uncompressed_size) for c in wanted)
 
-    def _batch_rows(self, file: Any, start: int, stop: int) -> int:
-        """How many rows hold about `BATCH_BYTES` of text."""
-        groups = [file.metadata.row_group(index) for index, _ in _groups_between(file.metadata, start, stop)]
-        num_rows = sum(int(group.num_rows) for group in groups)
-        num_bytes = sum(map(self._text_bytes, groups))
-        return max(1, min(MOST_BATCH_ROWS, BATCH_BYTES * num_rows // max(1, num_bytes)))
+    def _batch_rows(self, group: Any) -> int:
+        """How many rows of a group hold about `BATCH_BYTES` of text."""
+        return max(1, BATCH_BYTES * int(group.num_rows) // max(1, self._text_bytes(group)))
 
-    def _iter_rows(self, file: Any, start: int, stop: int, batch_rows: int) -> Iterator[Any]:
+    def _iter_rows(self, file: Any, start: int, stop: int, most_rows: int) -> Iterator[Any]:
         """Record batches of exactly the rows in `[start, stop)`."""
         documents = self._record_columns(file.schema_arrow) if self._record_parts else [self._options.text_key]
         columns = [*documents, *self._options.keep_keys]
         for group, first in _groups_between(file.metadata, start, stop):
             row = first
+            batch_rows = min(most_rows, self._batch_rows(file.metadata.row_group(group)))
             for batch in file.iter_batches(batch_rows, row_groups=[group], columns=columns, use_threads=False):
                 from_row, to_row = max(row, start), min(row + len(batch), stop)
                 if from_row < to_row:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tokenmill.arguments import show, whole_number
 from tokenmill.batch import IntArray
 from tokenmill.errors import UsageError
 from tokenmill.store.table import Integers, ShardTable
@@ -23,6 +24,9 @@ __all__ = ["Documents"]
 
 class Documents:
     """Documents and their tokens, numbered from 0; `name` and `fingerprint` say which ones."""
+
+    vocab_size: int | None = None
+    """One more than the largest id, where that is known."""
 
     def __init__(
         self,
@@ -88,18 +92,26 @@ class Documents:
 
     def document(self, number: int) -> IntArray:
         """The ids of one document."""
-        if not 0 <= number < self.num_documents:
-            raise UsageError(f"document {number} is not in {self.name}, which has {self.num_documents}, from 0 on")
+        (number,) = self._check([number])
         starts, stops = self.bounds(np.array([number]))
         return self.read(int(starts[0]), int(stops[0]))
 
     def read(self, start: int, stop: int) -> IntArray:
         """The ids from token `start` up to token `stop`, across documents and shards, as a copy of your own."""
+        start, stop = whole_number(start, "start"), whole_number(stop, "stop")
         if not 0 <= start <= stop <= self.num_tokens:
             raise UsageError(f"tokens {start} to {stop} are not in {self.name}, which has {self.num_tokens} tokens")
         out = np.empty(stop - start, self.dtype)
         self.copy(start, out)
         return out
+
+    def _check(self, numbers: Iterable[int]) -> list[int]:
+        """Numbers of documents, which must be there."""
+        found = [whole_number(number, "document") for number in numbers]
+        wrong = next((number for number in found if not 0 <= number < self.num_documents), None)
+        if wrong is not None:
+            raise UsageError(f"document {wrong} is not in {self.name}, which has {self.num_documents}, from 0 on")
+        return found
 
     def copy(self, start: int, out: npt.NDArray[Any]) -> None:
         """Fill an array with the tokens from `start` on, run by run."""
@@ -193,6 +205,7 @@ class Documents:
 
     def slice(self, start: int, stop: int) -> Documents:
         """The documents from `start` up to `stop`."""
+        start, stop = whole_number(start, "start"), whole_number(stop, "stop")
         if not 0 <= start <= stop <= self.num_documents:
             raise UsageError(f"documents {start} to {stop} are not in {self.name}, which has {self.num_documents}")
         name = f"{self.name}[{start}:{stop}]"
@@ -200,10 +213,11 @@ class Documents:
 
     def without(self, documents: Iterable[int]) -> Documents:
         """All but the given documents."""
-        denied = np.unique(np.fromiter(documents, np.int64))
-        if len(denied) and not 0 <= denied[0] <= denied[-1] < self.num_documents:
-            wrong = int(denied[0] if denied[0] < 0 else denied[-1])
-            raise UsageError(f"document {wrong} is not in {self.name}, which has {self.num_documents}, from 0 on")
+        try:
+            listed = list(documents)
+        except TypeError:
+            raise UsageError(f"{show(documents)} is not a list of document numbers") from None
+        denied = np.array(sorted(set(self._check(listed))), np.int64)
         starts = np.concatenate([[0], denied + 1])
         stops = np.concatenate([denied, [self.num_documents]])
         name = f"{self.name} without {len(denied):,} documents"
@@ -219,7 +233,9 @@ class Documents:
         runs = np.searchsorted(self._document_ends, firsts, "right")
         fingerprint = xxhash.xxh3_64_hexdigest(f"{self.fingerprint} {change}".encode())
         pieces = (self._shards[runs], firsts - self._document_shifts[runs], counts)
-        return Documents(self.table, name, fingerprint, pieces, self.beside)
+        chosen = Documents(self.table, name, fingerprint, pieces, self.beside)
+        chosen.vocab_size = self.vocab_size
+        return chosen
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.num_documents:,} documents, {self.num_tokens:,} tokens"

@@ -87,6 +87,8 @@ class ParityInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     reference: str
     num_documents: int
+    num_in_parts: int = 0
+    """Of these documents, the long ones of which only parts were compared."""
     num_bytes: int
     num_awkward: int
     num_mismatches: int

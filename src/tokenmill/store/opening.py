@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import xxhash
 
+from tokenmill.arguments import path_of
 from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.store.documents import Documents
 from tokenmill.store.foreign import FORMATS, Format, choose_format, list_files, recognise
 from tokenmill.store.foreign.joining import join_files, split_of
 from tokenmill.store.manifest import MANIFEST
-from tokenmill.store.store import TokenSource, TokenStore
+from tokenmill.store.store import TokenSource, TokenStore, check_vocabulary
 from tokenmill.store.table import ShardTable
 
-__all__ = ["check_vocabulary", "open_tokens"]
+__all__ = ["open_tokens"]
+
+A_PATH = "the path of a store or of tokens, or a list of such paths"
 
 
 def open_tokens(
-    path: str | Path | Sequence[str | Path], *, vocab_size: int | None = None, dtype: str | None = None
+    path: str | Path | Iterable[str | Path], *, vocab_size: int | None = None, dtype: str | None = None
 ) -> TokenSource:
     """Open a store for reading, or several as one, in order.
 
@@ -30,9 +34,10 @@ def open_tokens(
     says it; uint16 unless given. Ids that a model with `vocab_size` rows of embeddings has no row for are
     refused here, before they read past its end, where the vocabulary is known.
     """
-    if not isinstance(path, (str, Path)):
-        return _Joined([open_tokens(one, vocab_size=vocab_size, dtype=dtype) for one in path])
-    path = Path(path).absolute()
+    if isinstance(path, Iterable) and not isinstance(path, (str, bytes, os.PathLike)):
+        paths = [path_of(one, A_PATH) for one in path]
+        return _Joined([open_tokens(one, vocab_size=vocab_size, dtype=dtype) for one in paths])
+    path = Path(path_of(path, A_PATH)).absolute()
     try:
         opened = _open_foreign(path, dtype)
     except OSError as error:
@@ -41,15 +46,6 @@ def open_tokens(
         opened = TokenStore(path)
     check_vocabulary(opened, vocab_size)
     return opened
-
-
-def check_vocabulary(source: TokenSource, vocab_size: int | None) -> None:
-    """Refuse ids that a model has no row for, as far as the source knows its vocabulary."""
-    if vocab_size is not None and source.vocab_size is not None and source.vocab_size > vocab_size:
-        raise UsageError(
-            f"{source.path} has a vocabulary of {source.vocab_size} tokens and the model has room for {vocab_size}; "
-            "make the model's embedding larger, or use the tokenizer it was made for"
-        )
 
 
 class _Foreign(TokenSource):
@@ -63,7 +59,7 @@ class _Foreign(TokenSource):
 
 
 class _Joined(TokenSource):
-    """Several sources as one: the documents of the second follow those of the first."""
+    """Several sources as one: the documents of the second follow those of the first, split by split."""
 
     def __init__(self, sources: Sequence[TokenSource]) -> None:
         if not sources:
@@ -77,10 +73,12 @@ class _Joined(TokenSource):
         self.path = first.path
         self.vocab_size = None if None in sizes else max(size for size in sizes if size is not None)
         self._first = first
-        names = [name for name in first.splits if all(name in source.splits for source in sources)]
-        if not names:
+        if not any(all(name in source.splits for source in sources) for name in first.splits):
             raise UsageError(f"{first.path} has {', '.join(first.splits)}, which others have not; join equal splits")
-        self.splits = {name: _join([source.split(name) for source in sources]) for name in names}
+        names = dict.fromkeys(name for source in sources for name in source.splits)
+        self.splits = {name: _join([s.split(name) for s in sources if name in s.splits]) for name in names}
+        for documents in self.splits.values():
+            documents.vocab_size = self.vocab_size
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -119,8 +117,10 @@ def _join_beside(splits: Sequence[Documents]) -> dict[str, ShardTable]:
 def _open_foreign(path: Path, dtype: str | None) -> TokenSource | None:
     """What other projects made; None for what must be a store."""
     if path.is_dir():
-        is_store = (path / MANIFEST).exists() or (path / ".tasks").exists()
-        found = None if is_store else choose_format(path, list_files(path))
+        # A store whose manifest is missing is not finished, or not copied to the end.
+        if any((path / name).exists() for name in (MANIFEST, ".tasks", "tokenizer")):
+            return None
+        found = choose_format(path, list_files(path))
         return found and _open_files(path, *found, dtype)
     if not path.exists() and glob.has_magic(str(path)):
         return _open_glob(path, dtype)
@@ -152,7 +152,7 @@ def _open_files(path: Path, format: Format, files: Sequence[Path], dtype: str | 
     """Files of one format, as the splits that their names tell; what is in no other split is for training."""
     groups: dict[str, list[Path]] = {"train": [], "val": [], "test": []}
     for file in files:
-        groups[split_of(file.name)].append(file)
+        groups[split_of(path, file)].append(file)
     splits = {
         name: join_files(f"{path.name}/{name}", format.describe(group, dtype))
         for name, group in groups.items()

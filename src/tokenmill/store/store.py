@@ -7,23 +7,31 @@ store of any size opens at once. `tokenmill verify` reads every byte.
 from __future__ import annotations
 
 import os
+import stat
+from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
+from tokenmill.arguments import path_of, show, whole_number
 from tokenmill.batch import IntArray
 from tokenmill.engines.decoding import Decoder
 from tokenmill.engines.tokenizer import Tokenizer, open_tokenizer
-from tokenmill.errors import StoreError, UsageError
+from tokenmill.errors import DataError, StoreError, UsageError
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, SplitInfo, read_manifest
 from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES
 from tokenmill.store.table import ShardTable
 
-__all__ = ["Split", "TokenSource", "TokenStore"]
+__all__ = ["Split", "TokenSource", "TokenStore", "check_vocabulary"]
+
+RESTORE = "restore it, or tokenize again with --overwrite"
+_NOWHERE = {"", ".", ".."}
 
 
 class TokenSource:
@@ -52,8 +60,8 @@ class TokenSource:
     def split(self, name: str | None = None) -> Documents:
         """The documents of one split."""
         name = name if name is not None else next(iter(self.splits))
-        if name not in self.splits:
-            raise UsageError(f"{self.path} has no split {name!r}; it has {', '.join(self.splits)}")
+        if not isinstance(name, str) or name not in self.splits:
+            raise UsageError(f"{self.path} has no split {show(name)}; it has {', '.join(self.splits)}")
         documents: Documents = self.splits[name]
         return documents
 
@@ -74,9 +82,12 @@ class TokenSource:
     def _decoder(self) -> Decoder:
         return Decoder(self.tokenizer)
 
-    def decode(self, ids: IntArray) -> str:
+    def decode(self, ids: npt.ArrayLike) -> str:
         """The text of ids, special tokens included."""
-        return self._decoder.decode(ids.tolist())
+        try:
+            return self._decoder.decode(_as_ids(ids, self.tokenizer.vocab_size))
+        except KeyError as error:
+            raise UsageError(f"id {error} is not a token of {self.tokenizer.name}") from None
 
     def __repr__(self) -> str:
         parts = ", ".join(
@@ -89,18 +100,22 @@ class TokenStore(TokenSource):
     """A directory of shards with a manifest."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = Path(path_of(path, "the path of a store"))
         self.manifest: Manifest = read_manifest(self.path)
-        if self.manifest.dtype not in DTYPES:
-            known = " or ".join(DTYPES)
-            raise StoreError(f"{self.path / MANIFEST} has ids of type {self.manifest.dtype!r}; expected {known}")
+        _check_manifest(self.path, self.manifest)
         self.vocab_size: int = self.manifest.tokenizer.vocab_size
         self.splits: dict[str, Split] = {name: Split(self, name, info) for name, info in self.manifest.splits.items()}
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids, from the store's own copy."""
-        return open_tokenizer(self.path / "tokenizer", self.manifest.tokenizer.name)
+        folder = self.path / "tokenizer"
+        try:
+            return open_tokenizer(folder, self.manifest.tokenizer.name)
+        except DataError as error:
+            raise StoreError(f"{folder} is damaged ({error}); {RESTORE}") from None
+        except (UsageError, OSError):
+            raise StoreError(f"{folder} is missing or has no tokenizer in it; {RESTORE}") from None
 
 
 class Split(Documents):
@@ -108,10 +123,11 @@ class Split(Documents):
 
     def __init__(self, store: TokenStore, name: str, info: SplitInfo) -> None:
         self._store = store
+        self.vocab_size = store.vocab_size
         dtype = DTYPES[store.manifest.dtype][1]
-        stems = [_stem(store.path, shard) for shard in info.shards]
+        stems = [f"{store.path}/{shard.name}" for shard in info.shards]
         for stem, shard in zip(stems, info.shards, strict=True):
-            _check_sizes(stem, shard, dtype.itemsize)
+            _check_sizes(store.path, stem, shard, dtype.itemsize)
         table = ShardTable(
             stems,
             [shard.num_documents for shard in info.shards],
@@ -122,40 +138,107 @@ class Split(Documents):
         suffixes = {suffix for shard in info.shards for suffix in shard.files}
         beside = {suffix: table.beside(suffix, dtype) for suffix, dtype in BESIDE.items() if suffix in suffixes}
         super().__init__(table, f"{store.path.name}/{name}", fingerprint, beside=beside)
+        if (self.num_documents, self.num_tokens) != (info.num_documents, info.num_tokens):
+            raise StoreError(
+                f"{store.path / MANIFEST} says that {name} has {info.num_documents} documents of {info.num_tokens} "
+                f"tokens, and its shards have {self.num_documents} of {self.num_tokens}; {RESTORE}"
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open_split, (self._store.path, self.name.rpartition("/")[2])
+
+
+def check_vocabulary(source: TokenSource | Documents, vocab_size: int | None) -> None:
+    """Refuse ids that a model has no row for, as far as the source knows its vocabulary."""
+    if vocab_size is None:
+        return
+    room = whole_number(vocab_size, "vocab_size", 1)
+    if source.vocab_size is not None and source.vocab_size > room:
+        name = source.name if isinstance(source, Documents) else source.path
+        raise UsageError(
+            f"{name} has a vocabulary of {source.vocab_size} tokens and the model has room for {room}; "
+            "make the model's embedding larger, or use the tokenizer it was made for"
+        )
 
 
 def _open_split(path: Path, name: str) -> Split:
     return TokenStore(path).splits[name]
 
 
-def _stem(store: Path, shard: ShardInfo) -> str:
-    """The path of a shard without its endings, which must lie in the store."""
-    if not shard.name or shard.name.startswith("/") or ".." in shard.name.split("/"):
-        raise StoreError(f"{store / 'manifest.json'} names a shard outside the store: {shard.name!r}")
-    return f"{store}/{shard.name}"
+def _check_manifest(store: Path, manifest: Manifest) -> None:
+    """Refuse what no run of tokenmill writes, before any file is looked at."""
+    path = store / MANIFEST
+    if manifest.dtype not in DTYPES:
+        raise StoreError(f"{path} has ids of type {manifest.dtype!r}; expected {' or '.join(DTYPES)}")
+    if manifest.tokenizer.vocab_size < 1:
+        raise StoreError(f"{path} has a vocabulary of {manifest.tokenizer.vocab_size} tokens; {RESTORE}")
+    if not manifest.splits:
+        raise StoreError(f"{path} has no splits; {RESTORE}")
+    names = [shard.name for split in manifest.splits.values() for shard in split.shards]
+    _check_names(store, names)
+    if len(set(names)) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise StoreError(f"{path} lists the shard {twice!r} twice; {RESTORE}")
 
 
-def _check_sizes(stem: str, shard: ShardInfo, itemsize: int) -> None:
+def _check_names(store: Path, names: Sequence[str]) -> None:
+    """Shards must lie in the store, and so must the folders that they are in, wherever these lead."""
+    for name in names:
+        if "\0" in name or not _NOWHERE.isdisjoint(name.split("/")):
+            raise StoreError(f"{store / MANIFEST} names a shard outside the store: {name!r}")
+    for folder in {name.rpartition("/")[0] for name in names}:
+        if not _is_inside(store, f"{store}/{folder}"):
+            raise StoreError(f"{store / folder} leads out of the store; copy what it has into the store")
+
+
+def _is_inside(store: Path, path: str) -> bool:
+    root, real = os.path.realpath(store), os.path.realpath(path)
+    return real == root or real.startswith(f"{root}/")
+
+
+def _check_sizes(store: Path, stem: str, shard: ShardInfo, itemsize: int) -> None:
     """Look at the files that loading needs; the others are looked at when they are read, and by `verify`."""
     for suffix in (".bin", ".idx"):
         file = shard.files.get(suffix)
         if file is None:
             raise StoreError(f"the manifest lists no {suffix} file for shard {shard.name}; tokenize again")
-        try:
-            size = os.stat(stem + suffix).st_size  # noqa: PTH116 (a Path for each of 60,000 files takes a second)
-        except OSError:
-            raise StoreError(f"{stem}{suffix} is missing; restore it, or tokenize again with --overwrite") from None
+        size = _size_of(store, stem + suffix)
         if size != file.bytes:
-            raise StoreError(
-                f"{stem}{suffix} has {size} bytes and the manifest says {file.bytes}; restore it, or tokenize again "
-                "with --overwrite"
-            )
+            raise StoreError(f"{stem}{suffix} has {size} bytes and the manifest says {file.bytes}; {RESTORE}")
     if shard.files[".bin"].bytes != shard.num_tokens * itemsize:
         raise StoreError(
             f"{stem}.bin has {shard.files['.bin'].bytes} bytes and the manifest says {shard.num_tokens} tokens"
         )
-    if shard.files[".idx"].bytes != INDEX_HEADER_BYTES + 20 * shard.num_documents + 8:
+    if shard.files[".idx"].bytes != INDEX_HEADER_BYTES + 20 * shard.num_documents + 8 or shard.num_documents < 0:
         raise StoreError(f"{stem}.idx is not the index of {shard.num_documents} documents, as the manifest says")
+    if shard.num_tokens and not shard.num_documents:
+        raise StoreError(f"{stem}.bin has {shard.num_tokens} tokens of no document; {RESTORE}")
+
+
+def _size_of(store: Path, path: str) -> int:
+    """The bytes of a file; a link must not lead out of the store."""
+    try:
+        found = os.lstat(path)  # a Path for each of 60,000 files would take a second
+        if stat.S_ISLNK(found.st_mode):
+            if not _is_inside(store, path):
+                raise StoreError(f"{path} is a link that leads out of the store; copy the file into the store")
+            found = os.stat(path)  # noqa: PTH116
+    except (OSError, ValueError):
+        raise StoreError(f"{path} is missing; {RESTORE}") from None
+    return found.st_size
+
+
+def _as_ids(ids: npt.ArrayLike, vocab_size: int) -> list[int]:
+    """Ids as plain numbers: one after the other, and each in the vocabulary."""
+    try:
+        array = np.asarray(ids)
+    except (RuntimeError, TypeError, ValueError):
+        array = np.zeros((0, 0))
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise UsageError(f"{show(ids)} is not a list of ids; decode takes those of one text")
+    wrong = array[(array < 0) | (array >= vocab_size)]
+    if len(wrong):
+        hint = "; leave out targets that have no loss" if wrong[0] == -100 else ""
+        raise UsageError(f"id {wrong[0]} is not in the vocabulary of {vocab_size} tokens{hint}")
+    found: list[int] = array.tolist()
+    return found

@@ -221,7 +221,12 @@ class ShardTable:
         _read_into(path, memoryview(header), 0)
         if HEADER.unpack(header) != (MAGIC, 1, dtype_code(self._index_dtype), count, count + 1):
             raise StoreError(f"{path} is not the index of a {self._index_dtype} shard of {count} documents")
-        return address if address == UNMAPPED else address + INDEX_HEADER_BYTES + 4 * count
+        base = address if address == UNMAPPED else address + INDEX_HEADER_BYTES + 4 * count
+        if count:
+            (first,) = self._pointers(np.array([shard]), np.array([base]), np.zeros(1, np.int64)).tolist()
+            if first:
+                raise StoreError(f"{path} is damaged: its first document starts at byte {first}; run tokenmill verify")
+        return base
 
     def _pointers(self, shards: Integers, bases: Integers, documents: Integers) -> Integers:
         places = (bases + 8 * documents) // _POINTER_STEP - 1

@@ -1,0 +1,226 @@
+"""Plots as SVG, written by hand: a page that must not load anything brings no plotting library along.
+
+Colours come from the page's style sheet by class, so that plots follow the theme. Every mark has a title, which
+browsers show as a tooltip, and every plot a description for those who cannot see it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from markupsafe import Markup
+
+from tokenmill.progress import format_seconds
+from tokenmill.report.figures import DrawnRow, DrawnSegment, LengthBin
+
+__all__ = ["draw_lengths", "draw_lines", "draw_rows", "draw_share", "format_share"]
+
+WIDTH, HEIGHT = 480.0, 250.0
+LEFT, RIGHT, TOP, BOTTOM = 60.0, 12.0, 12.0, 46.0
+ROW_HEIGHT, ROW_PITCH, ROW_LABEL = 12.0, 17.0, 76.0
+MOST_LABELS = 7
+
+Points = Sequence[tuple[float, float]]
+
+
+def format_share(share: float) -> str:
+    """`3.1%`; what is small keeps two digits, and what is not nothing does not look like it."""
+    percent = 100 * share
+    if percent and abs(percent) < 0.01:
+        return "<0.01%"
+    return f"{percent:.2f}%" if 0 < percent < 1 else f"{percent:.1f}%"
+
+
+def draw_share(share: float) -> Markup:
+    """A small bar for a cell of a table."""
+    bar = Markup('<svg class="share" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">{}</svg>')
+    return bar.format(_rect(0, 0, 100, 8, "track") + _rect(0, 0, max(0.0, min(1.0, share)) * 100, 8, "fill"))
+
+
+def draw_lengths(bins: Sequence[LengthBin], name: str) -> Markup:
+    """Two bars for each bin of lengths: its share of the documents, and of the tokens."""
+    num_documents = sum(some.num_documents for some in bins) or 1
+    num_tokens = sum(some.num_tokens for some in bins) or 1
+    shares = [(some.num_documents / num_documents, some.num_tokens / num_tokens) for some in bins]
+    top, ticks = _ticks(max((max(pair) for pair in shares), default=1.0))
+    plot = _Plot(top)
+    parts = [plot.grid(ticks, lambda value: f"{100 * value:.3g}%", "share")]
+    step = plot.width / max(1, len(bins))
+    thickness = max(1.0, min(14.0, step * 0.4))
+    for place, (some, pair) in enumerate(zip(bins, shares, strict=True)):
+        middle = LEFT + (place + 0.5) * step
+        title = (
+            f"{_range(some)} tokens: {some.num_documents:,} documents ({format_share(pair[0])}), "
+            f"{some.num_tokens:,} tokens ({format_share(pair[1])})"
+        )
+        left = _bar(plot, middle - thickness, thickness, pair[0], "documents")
+        right = _bar(plot, middle, thickness, pair[1], "tokens")
+        # The whole column answers to the pointer, also where bars are low.
+        column = _rect(LEFT + place * step, TOP, step, plot.height, "hover")
+        parts.append(Markup("<g>{}{}{}{}</g>").format(_title(title), column, left, right))
+    parts.append(_length_labels(bins, step))
+    parts.append(_text(LEFT + plot.width / 2, HEIGHT - 6, "tokens in a document", "middle"))
+    description = f"Histogram of document lengths of {name}, from {bins[0].start:,} to {bins[-1].stop - 1:,} tokens"
+    return _svg(WIDTH, HEIGHT, description, Markup("").join(parts))
+
+
+def _length_labels(bins: Sequence[LengthBin], step: float) -> Markup:
+    powers = [(place, some.start) for place, some in enumerate(bins) if some.start & (some.start - 1) == 0]
+    thinned = powers[:: max(1, math.ceil(len(powers) / MOST_LABELS))]
+    labels = [_text(LEFT + place * step, HEIGHT - BOTTOM + 16, f"{start:,}", "middle") for place, start in thinned]
+    return Markup("").join(labels)
+
+
+def _bar(plot: _Plot, x: float, width: float, share: float, kind: str) -> Markup:
+    y = plot.y(share)
+    return _rect(x, y, width, TOP + plot.height - y, kind)
+
+
+def _range(some: LengthBin) -> str:
+    return f"{some.start:,}" if some.stop - some.start == 1 else f"{some.start:,} to {some.stop - 1:,}"
+
+
+def draw_lines(
+    lines: Sequence[Points],
+    *,
+    unit: str,
+    format: Callable[[float], str],
+    description: str,
+    limit: float | None = None,
+    kind: str = "documents",
+) -> Markup:
+    """Values over seconds, a line for each attempt; `limit` is a level that they should stay below."""
+    seconds = max((x for line in lines for x, _ in line), default=1.0) or 1.0
+    highest = max((y for line in lines for _, y in line), default=1.0) or 1.0
+    top, ticks = _ticks(max(highest, limit or 0.0))
+    plot = _Plot(top, seconds)
+    parts = [plot.grid(ticks, format, unit), plot.times()]
+    if limit is not None:
+        y = plot.y(limit)
+        parts.append(
+            Markup('<g>{}<line class="limit" x1="{}" x2="{}" y1="{}" y2="{}"/></g>').format(
+                _title(f"limit {format(limit)}"), _number(LEFT), _number(WIDTH - RIGHT), _number(y), _number(y)
+            )
+        )
+    for line in lines:
+        path = " ".join(f"{_number(plot.x(x))},{_number(plot.y(y))}" for x, y in line)
+        parts.append(Markup('<polyline class="line {}" points="{}"/>').format(kind, path))
+        for x, y in line:
+            dot = Markup('<circle class="dot" cx="{}" cy="{}" r="5">{}</circle>')
+            where = f"{format(y)} {unit} at {format_seconds(x)}"
+            parts.append(dot.format(_number(plot.x(x)), _number(plot.y(y)), _title(where)))
+    return _svg(WIDTH, HEIGHT, description, Markup("").join(parts))
+
+
+def draw_rows(rows: Sequence[DrawnRow], seq_len: int, name: str) -> Markup:
+    """Rows below each other: documents in two alternating shades, ends where they are cut, and padding."""
+    height = TOP + len(rows) * ROW_PITCH + 34
+    width = WIDTH - ROW_LABEL - RIGHT
+    parts = []
+    for place, row in enumerate(rows):
+        y = TOP + place * ROW_PITCH
+        parts.append(_text(ROW_LABEL - 8, y + ROW_HEIGHT - 2, f"{row.number:,}", "end"))
+        used = sum(segment.num_tokens for segment in row.segments)
+        for number, segment in enumerate(row.segments):
+            parts.append(_draw_segment(segment, number, y, width / seq_len))
+        if row.num_more_tokens:
+            more = _rect(
+                ROW_LABEL + used * width / seq_len, y, row.num_more_tokens * width / seq_len, ROW_HEIGHT, "more"
+            )
+            title = _title(f"{row.num_more_documents:,} more documents")
+            parts.append(Markup("<g>{}{}</g>").format(title, more))
+            used += row.num_more_tokens
+        if used < seq_len:
+            rest = _rect(
+                ROW_LABEL + used * width / seq_len, y, (seq_len - used) * width / seq_len, ROW_HEIGHT, "padding"
+            )
+            parts.append(Markup("<g>{}{}</g>").format(_title(f"padding, {seq_len - used:,} tokens"), rest))
+    base = TOP + len(rows) * ROW_PITCH + 10
+    parts.append(_text(ROW_LABEL - 8, base, "row", "end"))
+    for share, anchor in ((0, "start"), (0.5, "middle"), (1, "end")):
+        parts.append(_text(ROW_LABEL + share * width, base, f"{int(share * seq_len):,}", anchor))
+    parts.append(_text(ROW_LABEL + width / 2, base + 16, "token of the row", "middle"))
+    description = f"{len(rows)} rows of {seq_len:,} tokens under {name}: documents, cuts and padding"
+    return _svg(WIDTH, height, description, Markup("").join(parts))
+
+
+def _draw_segment(segment: DrawnSegment, number: int, y: float, scale: float) -> Markup:
+    x, width = ROW_LABEL + segment.start * scale, segment.num_tokens * scale
+    cuts = [name for name, is_cut in (("begins", segment.is_cut_before), ("goes on", segment.is_cut_behind)) if is_cut]
+    where = f"; {' and '.join(cuts)} in another row" if cuts else ""
+    title = f"document {segment.document:,}, {segment.num_tokens:,} tokens from {segment.start:,}{where}"
+    marks = [_rect(x, y, width, ROW_HEIGHT, "even" if number % 2 == 0 else "odd")]
+    if segment.is_cut_before:
+        marks.append(_rect(x, y, 2.5, ROW_HEIGHT, "cut"))
+    if segment.is_cut_behind:
+        marks.append(_rect(x + width - 2.5, y, 2.5, ROW_HEIGHT, "cut"))
+    return Markup("<g>{}{}</g>").format(_title(title), Markup("").join(marks))
+
+
+class _Plot:
+    """Where values lie in a plot that begins at 0."""
+
+    def __init__(self, top: float, right: float = 1.0) -> None:
+        self._top, self._right = top, right
+        self.width, self.height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+    def x(self, value: float) -> float:
+        return LEFT + self.width * value / self._right
+
+    def y(self, value: float) -> float:
+        return TOP + self.height * (1 - value / self._top)
+
+    def grid(self, ticks: Sequence[float], format: Callable[[float], str], unit: str) -> Markup:
+        """Horizontal lines with their values; the unit stands by the highest."""
+        parts = []
+        for tick in ticks:
+            y = self.y(tick)
+            line = Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>')
+            parts.append(line.format(_number(LEFT), _number(WIDTH - RIGHT), _number(y), _number(y)))
+            parts.append(_text(LEFT - 6, y + 4, format(tick), "end"))
+        middle = TOP + self.height / 2
+        turned = Markup('<text class="unit" transform="translate(13 {}) rotate(-90)" text-anchor="middle">{}</text>')
+        return Markup("").join([*parts, turned.format(_number(middle), unit)])
+
+    def times(self) -> Markup:
+        """The axis of seconds."""
+        _, ticks = _ticks(self._right, within=True)
+        labels = [_text(self.x(tick), HEIGHT - BOTTOM + 16, format_seconds(tick), "middle") for tick in ticks]
+        labels.append(_text(LEFT + self.width / 2, HEIGHT - 6, "time since the start (minutes:seconds)", "middle"))
+        return Markup("").join(labels)
+
+
+def _ticks(highest: float, *, within: bool = False) -> tuple[float, list[float]]:
+    """A round number at or above the highest value, and round steps up to it; `within` stays below the value."""
+    rough = (highest or 1.0) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
+    if within:
+        step = max(1.0, round(step))
+    count = int(highest / step + 1e-9) if within else math.ceil(highest / step - 1e-9)
+    return step * max(1, count), [
+        step * number for number in range(max(1, count) + 1) if not within or step * number <= highest
+    ]
+
+
+def _svg(width: float, height: float, description: str, content: Markup) -> Markup:
+    frame = '<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
+    return Markup(frame).format(_number(width), _number(height), description, content)
+
+
+def _rect(x: float, y: float, width: float, height: float, kind: str) -> Markup:
+    rect = Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>')
+    return rect.format(kind, _number(x), _number(y), _number(max(0.0, width)), _number(height))
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> Markup:
+    return Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(_number(x), _number(y), anchor, text)
+
+
+def _title(text: str) -> Markup:
+    return Markup("<title>{}</title>").format(text)
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")

@@ -1,0 +1,125 @@
+"""The page: figures and documents put into one HTML file that loads nothing.
+
+Document text is untrusted. Jinja escapes all of it; the documents of the browser are JSON in which no `<` is
+left, and the script puts them on the page as text only. A content security policy names the one script and the one
+style sheet by their hashes, so that nothing else could run even if it got in.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.resources import files
+from itertools import pairwise
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from tokenmill.progress import format_bytes, format_count, format_seconds
+from tokenmill.report.drawing import draw_lengths, draw_lines, draw_rows, draw_share, format_share
+from tokenmill.report.figures import Attempt, Figures
+
+__all__ = ["render_page"]
+
+MOST_POINTS = 60
+LIMIT_SHARE = 1 / 3
+"""A limit is drawn where memory came near it; else it would press the curve to the ground."""
+ESCAPES = {
+    b"<": b"\\u003c",
+    b">": b"\\u003e",
+    b"&": b"\\u0026",
+    b"\xe2\x80\xa8": b"\\u2028",
+    b"\xe2\x80\xa9": b"\\u2029",
+}
+
+
+def render_page(figures: Figures, documents: bytes) -> bytes:
+    """The whole page; `documents` is the browser's JSON."""
+    style, script = (files(__package__).joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {
+        "number": lambda value: f"{value:,}",
+        "decimal": lambda value: f"{value:,.1f}",
+        "ratio": lambda value: "–" if value is None else f"{value:.2f}",
+        "share": lambda value: "–" if value is None else format_share(value),
+        "bytes": format_bytes,
+        "brief": format_count,
+        "clock": format_seconds,
+        "bar": draw_share,
+    }
+    template = environment.from_string(files(__package__).joinpath("page.html").read_text("utf-8"))
+    page = template.render(
+        f=figures,
+        style=Markup(style),
+        script=Markup(script),
+        policy=_policy(style, script),
+        documents=Markup(_escape_json(documents).decode()),
+        draw_lengths=draw_lengths,
+        draw_rows=draw_rows,
+        plots=_draw_run(figures),
+    )
+    return page.encode()
+
+
+def _policy(style: str, script: str) -> str:
+    return (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _escape_json(data: bytes) -> bytes:
+    """The same JSON without a character that could end the element it is in; they are only inside strings."""
+    for character, escaped in ESCAPES.items():
+        data = data.replace(character, escaped)
+    return data
+
+
+def _draw_run(figures: Figures) -> dict[str, Any]:
+    """Throughput and memory over time; nothing where no history was kept."""
+    attempts = [attempt for attempt in (figures.run.attempts if figures.run else []) if len(attempt.history) > 1]
+    if not attempts:
+        return {}
+    starts = [0.0]
+    for attempt in attempts:
+        starts.append(starts[-1] + attempt.seconds)
+    timed = list(zip(attempts, starts, strict=False))
+    highest = max(attempt.peak_memory_bytes for attempt in attempts)
+    limit = attempts[-1].memory_limit
+    return {
+        "speed": draw_lines(
+            [_speeds(attempt, start) for attempt, start in timed],
+            unit="MB/s",
+            format=lambda value: f"{value:.4g}",
+            description="Text tokenized per second over the time of the run",
+        ),
+        "memory": draw_lines(
+            [[(start + seconds, memory / 1e9) for seconds, _, _, memory in _thin(attempt)] for attempt, start in timed],
+            unit="GB",
+            format=lambda value: f"{value:.3g}",
+            description="Memory of all processes over the time of the run",
+            limit=limit / 1e9 if limit * LIMIT_SHARE < highest else None,
+            kind="tokens",
+        ),
+    }
+
+
+def _thin(attempt: Attempt) -> list[tuple[float, int, int, int]]:
+    step = max(1, -(-len(attempt.history) // MOST_POINTS))
+    return attempt.history[::step]
+
+
+def _speeds(attempt: Attempt, start: float) -> list[tuple[float, float]]:
+    """Megabytes a second between moments, at the middle of each stretch of time."""
+    return [
+        (start + (before[0] + after[0]) / 2, (after[1] - before[1]) / 1e6 / (after[0] - before[0]))
+        for before, after in pairwise(_thin(attempt))
+        if after[0] > before[0]
+    ]
