@@ -157,6 +157,16 @@ def tokenize(
     max_errors: Annotated[
         int | None, typer.Option(help="With skip: stop after this many rejects.", rich_help_panel=RUN)
     ] = None,
+    affinity: Annotated[
+        bool, typer.Option("--affinity", help="Keep each worker on a core of its own.", rich_help_panel=RUN)
+    ] = False,
+    numa: Annotated[
+        bool, typer.Option("--numa", help="The same, over all memory nodes in turn.", rich_help_panel=RUN)
+    ] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Profile of one worker: .txt, or for pstats.", rich_help_panel=RUN),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only estimate what it would give and take.", rich_help_panel=RUN)
     ] = False,

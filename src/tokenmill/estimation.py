@@ -139,7 +139,7 @@ class _Survey:
         self.reads_all = self.total_bytes <= READ_ALL_BYTES
         wanted = self.total_bytes * (share if share is not None else DEFAULT_SAMPLE)
         if share is None:
-            wanted = min(max(wanted, LEAST_SAMPLE), MOST_SAMPLE)
+            wanted = min(max(wanted, LEAST_SAMPLE), MOST_SAMPLE, self.total_bytes)
         self._distance = max(1.0, SNIPPET_BYTES * self.total_bytes / max(1.0, wanted))
         self._until_next = self._distance / 2
         self.snippets: list[str] = []

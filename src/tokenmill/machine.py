@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import zip_longest
 from pathlib import Path
 
 import psutil
 
 from tokenmill.errors import UsageError
 
-__all__ = ["available_memory", "parse_bytes", "tree_memory", "usable_cores"]
+__all__ = ["available_memory", "parse_bytes", "physical_cpus", "tree_memory", "usable_cores"]
 
 CGROUP = Path("/sys/fs/cgroup")
 UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12}
@@ -37,6 +38,35 @@ def usable_cores() -> int:
     cores = len(siblings)
     quota = _cgroup_cpu_quota()
     return max(1, min(cores, quota) if quota else cores)
+
+
+def physical_cpus(*, across_nodes: bool = False) -> list[int]:
+    """One CPU of each physical core that this process may use; from all memory nodes in turn, if asked."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    first: dict[str, int] = {}
+    for cpu in sorted(allowed):
+        first.setdefault(_core_siblings(cpu), cpu)
+    cpus = sorted(first.values())
+    if not across_nodes:
+        return cpus
+    nodes = [[cpu for cpu in cpus if cpu in node] for node in _memory_nodes()]
+    turns = [cpu for turn in zip_longest(*nodes) for cpu in turn if cpu is not None]
+    return turns + [cpu for cpu in cpus if cpu not in turns]
+
+
+def _memory_nodes() -> list[set[int]]:
+    """The CPUs of each NUMA node; one node where the system names none."""
+    lists = sorted(Path("/sys/devices/system/node").glob("node[0-9]*/cpulist"))
+    return [_parse_cpus(path.read_text()) for path in lists]
+
+
+def _parse_cpus(text: str) -> set[int]:
+    """`0-3,8` as numbers."""
+    cpus: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        low, _, high = part.partition("-")
+        cpus |= set(range(int(low), int(high or low) + 1))
+    return cpus
 
 
 def available_memory() -> int:

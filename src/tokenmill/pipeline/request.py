@@ -59,6 +59,9 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     on_error: OnError = "fail"
     max_errors: Annotated[int, Meta(ge=0)] | None = None
     overwrite: bool = False
+    affinity: bool = False
+    numa: bool = False
+    profile: str | None = None
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Request:

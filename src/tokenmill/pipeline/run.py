@@ -21,9 +21,10 @@ from typing import Any
 import msgspec
 
 from tokenmill.engines import Choice, Tokenizer, choose, load_tokenizer
-from tokenmill.errors import StoreError, TokenmillError
+from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.executors.local import LocalExecutor, start_executor
 from tokenmill.files import expand_inputs
+from tokenmill.machine import physical_cpus
 from tokenmill.pipeline.budget import Budget, make_budget
 from tokenmill.pipeline.finish import finish
 from tokenmill.pipeline.journal import Journal, Lock
@@ -187,6 +188,7 @@ class _Attempt:
             gate_passed=gate_passed,
             gate_beside_tasks=budget.gate_beside_tasks,
             max_errors=self._request.max_errors,
+            pins=_pins(self._request),
             observe=observer.observe,
             say=lambda text: self._display.say(text, style="yellow"),
         )
@@ -225,6 +227,7 @@ class _Attempt:
             on_error=self._request.on_error,
             batch_size=self._request.batch_size,
             worker_bytes=budget.worker_bytes,
+            profile=str(Path(self._request.profile).absolute()) if self._request.profile is not None else None,
         )
 
     def _warm_job(self, job: Job) -> WarmJob:
@@ -262,6 +265,15 @@ def _introduce(display: Display, tokenizer: Tokenizer, job: Job, result: GateRes
         display.say(f"           {preview.ids} ({preview.num_tokens:,} ids)")
     workers = f"{budget.num_workers} worker{'s' if budget.num_workers > 1 else ''}"
     display.say(f"resources  {workers}, {budget.memory_bytes / 1e9:.1f} GB of memory\n")
+
+
+def _pins(request: Request) -> list[int]:
+    """The CPU of each worker, where they are to stay on one."""
+    if not (request.affinity or request.numa):
+        return []
+    if not hasattr(os, "sched_setaffinity"):
+        raise UsageError("--affinity and --numa need Linux: other systems do not let a process choose its cores")
+    return physical_cpus(across_nodes=request.numa)
 
 
 def _name(token: int | None, names: dict[int, str]) -> str:

@@ -2,13 +2,12 @@
 
 Up to 32 places are read from in turn, and one that has run out is replaced by another, so that one
 huge file and ten thousand tiny ones both give a sample. The reference is slow and takes up to 300
-bytes of memory for a byte of text, so short documents come first, and long ones are compared
-whole, in pieces, up to some megabytes of them; of the rest, parts from all over the document are.
+bytes of memory for a byte of text, so short documents are preferred, and long ones are compared
+whole, piece by piece, up to some megabytes of them; of the rest, parts from all over the document are.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,12 +24,13 @@ __all__ = ["Document", "Sample", "take_sample"]
 SAMPLE_DOCUMENTS = 1000
 SAMPLE_BYTES = 2_000_000
 PLACES = 32
-SEARCHED_BYTES = 100_000_000
-"""How much text is read in search of short documents, when there are long ones enough."""
-LONG_DOCUMENT = 4_000
-LONGEST_WHOLE = 1_000_000
-"""Documents of more characters are compared in parts, and all after `HELD_BYTES` of long ones."""
+SEARCHED, MOST_READ = 16_000_000, 500_000_000
+"""Characters that are read in search of short documents when there are enough long ones, and in any case."""
+LONG_DOCUMENT, LONGEST_WHOLE = 4_000, 1_000_000
 HELD_BYTES = 20_000_000
+"""Long documents in memory; all of them are compared whole if there are no others."""
+MOST_WHOLE_BYTES = 5_000_000
+"""Long documents that are compared whole if there are others: a second or two of the reference."""
 PIECE, LONGEST_PIECE = 50_000, 250_000
 NUM_PARTS, PART = 4, 1_000
 
@@ -75,17 +75,18 @@ def take_sample(inputs: list[InputFile], options: ReadOptions, split: Split, ren
     `split` cuts a long document where its ids come apart, so that it can be compared piece by piece.
     """
     sample, long = Sample(), _LongDocuments(split)
-    num_read = 0
+    num_read, most_whole_bytes = 0, HELD_BYTES
     for text in _in_turn(inputs, options, render):
         num_read += len(text)
         if len(text) <= LONG_DOCUMENT:
             sample.add(Document([text]))
         else:
             long.add(text)
-        many = len(sample.documents) + len(long.found) >= SAMPLE_DOCUMENTS
-        if sample.is_enough or (many and num_read > SEARCHED_BYTES):
+        many = len(sample.documents) + len(long) >= SAMPLE_DOCUMENTS
+        if sample.is_enough or num_read > (SEARCHED if many else MOST_READ):
+            most_whole_bytes = MOST_WHOLE_BYTES
             break
-    for _, document in sorted(long.found, key=lambda found: found[0]):
+    for document in long.shortest_first(most_whole_bytes):
         if sample.is_enough:
             break
         sample.add(document)
@@ -93,30 +94,43 @@ def take_sample(inputs: list[InputFile], options: ReadOptions, split: Split, ren
 
 
 class _LongDocuments:
-    """Long documents with their lengths; whole ones as long as there is memory for them."""
+    """Long documents: those that fit in memory as they are, of the others only parts."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
         self._num_held = 0
-        self.found: list[tuple[int, Document]] = []
+        self._texts: list[bytes] = []
+        self._parts: list[Document] = []
+
+    def __len__(self) -> int:
+        return len(self._texts) + len(self._parts)
 
     def add(self, text: str) -> None:
-        self.found.append((len(text), self._prepare(text)))
+        data = text.encode() if len(text) <= LONGEST_WHOLE else b""
+        if data and self._num_held + len(data) <= HELD_BYTES:
+            self._texts.append(data)
+            self._num_held += len(data)
+        else:
+            self._parts.append(_take_parts(text))
 
-    def _prepare(self, text: str) -> Document:
-        size = sys.getsizeof(text)
-        if len(text) <= LONGEST_WHOLE and self._num_held + size <= HELD_BYTES:
+    def shortest_first(self, most_whole_bytes: int) -> Iterator[Document]:
+        """Documents that are whole up to so many bytes, then parts of documents."""
+        num_whole_bytes = 0
+        for data in sorted(self._texts, key=len):
+            text = data.decode()
             pieces = self._split(text, PIECE) if len(text) > PIECE else [text]
-            if max(map(len, pieces)) <= LONGEST_PIECE:
-                self._num_held += size
-                return Document(pieces)
-        return Document(_parts(text), is_whole=False)
+            if num_whole_bytes + len(data) > most_whole_bytes or max(map(len, pieces)) > LONGEST_PIECE:
+                yield _take_parts(text)
+            else:
+                num_whole_bytes += len(data)
+                yield Document(pieces)
+        yield from self._parts
 
 
-def _parts(text: str) -> list[str]:
+def _take_parts(text: str) -> Document:
     """Stretches from the start to the end of a text, evenly apart."""
     starts = [(len(text) - PART) * number // (NUM_PARTS - 1) for number in range(NUM_PARTS)]
-    return [text[start : start + PART] for start in starts]
+    return Document([text[start : start + PART] for start in starts], is_whole=False)
 
 
 def _in_turn(inputs: list[InputFile], options: ReadOptions, render: Render | None) -> Iterator[str]:

@@ -12,9 +12,11 @@ but without names, until it has passed, and wait: what is not published yet woul
 from __future__ import annotations
 
 import heapq
+import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -106,12 +108,14 @@ class Scheduler:
         gate_passed: Callable[[GateResult], None],
         gate_beside_tasks: bool = False,
         max_errors: int | None = None,
+        pins: Sequence[int] = (),
         observe: Callable[[Tally], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._executor = executor
         self._job = job
-        self._payload = msgspec.msgpack.encode(job)
+        self._payload = msgspec.msgpack.encode(msgspec.structs.replace(job, profile=None))
+        self._pins = list(pins)
         self._plan = plan
         self._journal = journal
         self._num_workers = num_workers
@@ -138,7 +142,7 @@ class Scheduler:
         self._finished_streams: dict[int, int] = {}
         self._partial: dict[Worker, int] = {}
         self._num_rejects = 0
-        self._num_launched = 0
+        self._num_launched = self._num_workers_launched = 0
 
     def run(self, done: dict[str, TaskRecord], ended_streams: dict[int, int]) -> None:
         """Finish the plan, given what earlier attempts did; returns when every task is in the journal."""
@@ -213,7 +217,16 @@ class Scheduler:
 
     def _launch(self, role: str) -> Worker:
         self._num_launched += 1
-        return self._executor.launch(f"{role} {self._num_launched}", SERVE, self._payload)
+        if role != "worker":
+            return self._executor.launch(f"{role} {self._num_launched}", SERVE, self._payload)
+        self._num_workers_launched += 1
+        is_first = self._num_workers_launched == 1
+        payload = msgspec.msgpack.encode(self._job) if is_first else self._payload
+        worker = self._executor.launch(f"{role} {self._num_launched}", SERVE, payload)
+        if self._pins:
+            with suppress(OSError):
+                os.sched_setaffinity(worker.pid, {self._pins[(self._num_workers_launched - 1) % len(self._pins)]})
+        return worker
 
     def _assign(self, worker: Worker) -> None:
         task = self._spooled.popleft() if self._spooled else heapq.heappop(self._pending)[3]

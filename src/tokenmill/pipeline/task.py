@@ -55,6 +55,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int | None
     worker_bytes: int
     """How much memory one worker may take."""
+    profile: str | None = None
+    """A file for the profile of the worker that gets this job."""
 
 
 class TaskRunner:

@@ -6,9 +6,13 @@ turns every error into a message, so that a run ends with a sentence and never w
 
 from __future__ import annotations
 
+import cProfile
 import gc
 import os
+import pstats
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -116,6 +120,7 @@ class _Worker:
         self._engine: Engine | None = None
         self._held: TaskOutput | None = None
         self._runner: TaskRunner | None = None
+        self._profiler = cProfile.Profile()
         self._process = psutil.Process()
         self._memory_limit = job.worker_bytes
         self._pending = Stages()
@@ -137,13 +142,27 @@ class _Worker:
     def _run_task(self, message: RunTask) -> None:
         if self._runner is None:
             self._runner = TaskRunner(self._job, self._load_engine(), self._report, self._relieve)
-        output = self._runner.run(message.task, run=f"{os.getpid():x}")
+        with self._profiled():
+            output = self._runner.run(message.task, run=f"{os.getpid():x}")
         self._flush()
         if message.hold:
             self._held = output
             self._channel.send_bytes(encode(Held()))
         else:
             self._publish(output)
+
+    @contextmanager
+    def _profiled(self) -> Iterator[None]:
+        """Profile tasks, if that was asked for; the file is written anew after each, since a run may be killed."""
+        if self._job.profile is None:
+            yield
+            return
+        self._profiler.enable()
+        try:
+            yield
+        finally:
+            self._profiler.disable()
+            write_profile(self._profiler, Path(self._job.profile))
 
     def _publish(self, output: TaskOutput) -> None:
         self._held = None
@@ -226,6 +245,15 @@ class _Worker:
             taken, reported = text.seconds - reported, text.seconds
             self._channel.send_bytes(encode(Progress(Stages(decompress=taken), 0)))
         self._channel.send_bytes(encode(StreamEnded(stream, num_tasks)))
+
+
+def write_profile(profiler: cProfile.Profile, path: Path) -> None:
+    """As `pstats` reads it; as a table of functions, by the time spent in them, where the name ends in .txt."""
+    if path.suffix != ".txt":
+        profiler.dump_stats(path)
+        return
+    with path.open("w") as file:
+        pstats.Stats(profiler, stream=file).sort_stats("tottime").print_stats(60)
 
 
 def _tokenizer(store: str) -> Tokenizer:

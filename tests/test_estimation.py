@@ -1,0 +1,112 @@
+"""Estimates: close to the truth, inside their own intervals, and nothing is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+import tokenmill as tm
+from tests.conftest import make_texts, write_jsonl
+from tests.running import tokenmill
+from tokenmill import estimation
+from tokenmill.errors import UsageError
+from tokenmill.estimation import Estimate, estimate
+from tokenmill.pipeline.request import Request
+
+
+def estimate_of(path: Path, tokenizer: Path | str, *, share: float | None = None, **flags: Any) -> Estimate:
+    request = {"inputs": [str(path)], "out": str(path.parent / "store"), "tokenizer": str(tokenizer), **flags}
+    return estimate(Request.from_flags(request), share=share)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "corpus" / "a.jsonl", make_texts(4000, seed=8))
+
+
+def check(found: Estimate, store: tm.TokenStore, margin: float = 0.05) -> None:
+    tokens, documents = store.manifest.num_tokens, store.manifest.num_documents
+    assert abs(found.tokens.value / tokens - 1) < margin
+    assert found.tokens.low * 0.98 <= tokens <= found.tokens.high * 1.02
+    assert abs(found.documents.value / documents - 1) < margin
+    size = sum(path.stat().st_size for path in store.path.rglob("*") if path.is_file() and path.name != "run.json")
+    assert abs(found.disk_bytes.value / size - 1) < 0.15
+
+
+def test_a_small_sample_tells_tokens_documents_and_disk(corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
+    found = estimate_of(corpus, tiny_tokenizer, share=0.1)
+    assert found.sample_bytes < 0.2 * found.text_bytes.value
+    assert found.documents.is_exact and not found.tokens.is_exact
+    check(found, tm.tokenize(corpus, tmp_path / "out", tokenizer=str(tiny_tokenizer)))
+    assert not (corpus.parent / "store").exists()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.zst", "parquet"])
+def test_large_inputs_are_read_in_places(
+    corpus: Path, tiny_tokenizer: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimation, "READ_ALL_BYTES", 60_000 if kind == "parquet" else 300_000)
+    monkeypatch.setattr(estimation, "PLACE_BYTES", 4_000)
+    path = tmp_path / f"large.{kind}"
+    if kind == "parquet":
+        texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+        pq.write_table(pa.table({"text": texts}), path, row_group_size=50)
+    else:
+        data = corpus.read_bytes()
+        path.write_bytes(data if kind == "jsonl" else zstandard.compress(data))
+    found = estimate_of(path, tiny_tokenizer)
+    assert not found.documents.is_exact
+    check(found, tm.tokenize(path, tmp_path / "out", tokenizer=str(tiny_tokenizer)), margin=0.15)
+
+
+def test_supervised_data_is_rendered_first(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    texts = [text for text in make_texts(600, seed=3) if text]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"p": text, "r": "yes " + text}) + "\n" for text in texts))
+    flags = {"prompt_key": "p", "response_key": "r"}
+    found = estimate_of(path, tiny_tokenizer, **flags)
+    check(found, tm.tokenize(path, tmp_path / "out", tokenizer=str(tiny_tokenizer), **flags))
+
+
+def test_more_workers_need_less_time_and_limits_count(corpus: Path, tiny_tokenizer: Path) -> None:
+    found = estimate_of(corpus, tiny_tokenizer, workers=4, limit=100)
+    assert found.documents.value == 100
+    seconds = [figure.value for _, figure in sorted(found.seconds.items())]
+    assert seconds == sorted(seconds, reverse=True)
+    assert all(figure.low <= figure.value <= figure.high for figure in found.seconds.values())
+    with pytest.raises(UsageError, match="--sample 2 must be above 0"):
+        estimate_of(corpus, tiny_tokenizer, share=2)
+
+
+def test_the_command_line(corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
+    done = tokenmill("estimate", corpus, "--tokenizer", tiny_tokenizer, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {"tokens", "documents", "disk_bytes", "memory_bytes", "seconds"} <= set(found)
+    assert found["seconds"]["1"] > 0 and found["intervals"]["tokens"][0] <= found["tokens"]
+    shown = tokenmill(
+        "estimate", corpus, "--tokenizer", tiny_tokenizer, "--seq-len", "512", env={"COLUMNS": "80"}
+    ).stdout
+    assert "28 bytes a token" in shown and max(map(len, shown.splitlines())) <= 100
+    dry = tokenmill("tokenize", corpus, "-o", tmp_path / "dry", "--tokenizer", tiny_tokenizer, "--dry-run")
+    assert dry.returncode == 0 and "tokens" in dry.stdout and not (tmp_path / "dry").exists()
+
+
+@pytest.mark.parametrize("corpus_name", ["web_en", "multi", "code"])
+@pytest.mark.parametrize("tokenizer", ["gpt2", "bytebpe8k"])
+def test_two_hundredths_of_real_corpora_tell_tokens_within_five(
+    shared_data: Path, corpus_name: str, tokenizer: str, tmp_path: Path
+) -> None:
+    path, spec = shared_data / f"{corpus_name}.jsonl.zst", shared_data / "tokenizers" / tokenizer
+    found = estimate(
+        Request.from_flags({"inputs": [str(path)], "out": str(tmp_path), "tokenizer": str(spec)}), share=0.02
+    )
+    truth = tm.tokenize(path, tmp_path / "out", tokenizer=str(spec)).manifest.num_tokens
+    assert abs(found.tokens.value / truth - 1) < 0.05
+    assert found.tokens.low <= truth <= found.tokens.high

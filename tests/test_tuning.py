@@ -1,0 +1,77 @@
+"""Pinning and profiling: run flags that change nothing but how fast a run is, or what is known of it."""
+
+from __future__ import annotations
+
+import os
+import pstats
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import make_texts, write_jsonl
+from tokenmill import machine
+from tokenmill.executors.base import Event
+from tokenmill.executors.local import LocalExecutor
+from tokenmill.machine import physical_cpus
+from tokenmill.pipeline.request import Request
+from tokenmill.pipeline.run import run, tokenize
+from tokenmill.progress import Silence
+
+
+class Looking(LocalExecutor):
+    """Real workers; remembers on which CPUs each of them may run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warm("tokenmill.pipeline.worker:preload", b"")
+        self.workers: list[Any] = []
+        self.allowed: dict[str, set[int]] = {}
+
+    def launch(self, name: str, target: str, payload: bytes) -> Any:
+        worker = super().launch(name, target, payload)
+        self.workers.append(worker)
+        return worker
+
+    def wait(self, timeout: float) -> list[Event]:
+        for worker in self.workers:
+            try:
+                self.allowed[worker.name] = os.sched_getaffinity(worker.pid)
+            except ProcessLookupError:
+                pass
+        return super().wait(timeout)
+
+
+@pytest.mark.parametrize("flag", ["affinity", "numa"])
+def test_each_worker_stays_on_a_core_of_its_own(tmp_path: Path, tiny_tokenizer: Path, flag: str) -> None:
+    corpus = write_jsonl(tmp_path / "a.jsonl", make_texts(800, seed=3))
+    flags = {"inputs": [str(corpus)], "tokenizer": str(tiny_tokenizer), "workers": 2, "task_bytes": "20KB"}
+    executor = Looking()
+    pinned = run(Request.from_flags({**flags, "out": str(tmp_path / "pinned"), flag: True}), Silence(), executor)
+    cpus = physical_cpus(across_nodes=flag == "numa")
+    seen = [allowed for name, allowed in sorted(executor.allowed.items()) if name.startswith("worker")]
+    assert len(seen) == 2
+    assert seen == [{cpus[0]}, {cpus[1 % len(cpus)]}]
+    free = run(Request.from_flags({**flags, "out": str(tmp_path / "free")}), Silence())
+    assert pinned.manifest == free.manifest
+
+
+def test_physical_cores_take_turns_between_memory_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4, 5, 6, 7, 9})
+    monkeypatch.setattr(machine, "_core_siblings", lambda cpu: str(cpu % 8))
+    monkeypatch.setattr(
+        machine, "_memory_nodes", lambda: [machine._parse_cpus("0-3,8-11"), machine._parse_cpus("4-7\n")]
+    )
+    assert physical_cpus() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert physical_cpus(across_nodes=True) == [0, 4, 1, 5, 2, 6, 3, 7]
+    monkeypatch.setattr(machine, "_memory_nodes", list)
+    assert physical_cpus(across_nodes=True) == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_one_worker_is_profiled(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    corpus = write_jsonl(tmp_path / "a.jsonl", make_texts(300, seed=3))
+    for name in ("worker.txt", "worker.prof"):
+        tokenize(corpus, tmp_path / name[-4:], tokenizer=str(tiny_tokenizer), profile=str(tmp_path / name), workers=2)
+    assert "encode_batch" in (tmp_path / "worker.txt").read_text()
+    functions = {function for _, _, function in pstats.Stats(str(tmp_path / "worker.prof")).stats}  # type: ignore[attr-defined]
+    assert "_encode_texts" in functions
