@@ -31,9 +31,11 @@ format: $(VENV)/all
 test-kills: $(VENV)/all
 	$(BIN)/python tests/faults/kills.py --runs 200
 
-# Shards read by Megatron's own IndexedDataset, in an environment of its own.
+# Stores and exports read by the other projects' own readers, and what these write read here, each in an environment of its own.
 test-interop: $(VENV)/all
 	$(BIN)/python tests/interop/run.py
+	$(BIN)/python tests/interop/foreign.py
+	$(BIN)/python tests/interop/chat.py
 
 # 100,000 fuzzed strings per tokenizer, and whole corpora where they are, against the reference libraries.
 TOKENIZERS ?= $(wildcard ../shared/data/tokenizers/*)

@@ -61,7 +61,8 @@ def test_large_inputs_are_read_in_places(
         data = corpus.read_bytes()
         path.write_bytes(data if kind == "jsonl" else zstandard.compress(data))
     found = estimate_of(path, tiny_tokenizer)
-    assert not found.documents.is_exact
+    # Row groups of equal size have no spread.
+    assert found.documents.is_exact == (kind == "parquet")
     check(found, tm.tokenize(path, tmp_path / "out", tokenizer=str(tiny_tokenizer)), margin=0.15)
 
 

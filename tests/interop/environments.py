@@ -1,4 +1,4 @@
-"""An environment of its own for every project that reads our exports, because their dependencies clash."""
+"""An environment of its own for every project that reads our exports or writes what we open: their dependencies clash."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ TORCH = "torch==2.13.0"
 # CPU torch, and for the clients of every cloud; they are installed without their dependencies, plus what they import.
 PACKAGES: dict[str, list[list[str]]] = {
     "megatron": [[TORCH, "numpy", "megatron-core>=0.12"]],
-    "datatrove": [[TORCH, "datatrove[io]>=0.4", "tokenizers"]],
+    "datatrove": [[TORCH, "datatrove[processing,io]>=0.4", "tokenizers", "numpy"]],
+    "transformers": [["transformers>=4.56", "jinja2"]],
+    "dolma": [
+        ["--no-deps", "dolma==1.2.1"],
+        "numpy smart_open msgspec necessary omegaconf tokenizers typing_extensions fsspec pyyaml requests rich tqdm nltk "
+        "platformdirs fasttext uniseg zstandard anyascii".split(),
+    ],
     "olmo": [[TORCH, "ai2-olmo-core>=2.0"]],
     "mds": [
         [
@@ -49,13 +55,14 @@ TORCHVISION = {
 def environment(name: str) -> Path:
     """The interpreter of an environment, which is made when it is not there."""
     python = HOME / name / "bin" / "python"
-    if not (HOME / name / "ready").exists():
+    ready, wanted = HOME / name / "ready", repr(PACKAGES[name])
+    if not ready.exists() or ready.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", str(HOME / name)], check=True)
         for packages in [["--upgrade", "pip"], *PACKAGES[name]]:
             subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
         if name == "mds":
             _put_torchvision(python)
-        (HOME / name / "ready").touch()
+        ready.write_text(wanted)
     return python
 
 

@@ -2,33 +2,21 @@
 
     python tests/interop/foreign.py [NAME...]
 
-Builds `.interop/NAME` from PyPI when it is not there (or `$INTEROP_HOME/NAME`), lets the project write files
+Builds `.interop/NAME` from PyPI when it is not there, lets the project write files
 and say what documents are in them by its own reader, and opens them here.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-HOME = Path(os.environ.get("INTEROP_HOME", ROOT / ".interop"))
-TORCH = "torch==2.13.0"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-PEERS: dict[str, list[list[str]]] = {
-    "datatrove": [["datatrove[processing,io]", "tokenizers", "numpy", TORCH]],
-    "olmo": [["ai2-olmo-core", TORCH]],
-    "dolma": [
-        ["--no-deps", "dolma==1.2.1"],
-        "numpy smart_open msgspec necessary omegaconf tokenizers typing_extensions fsspec pyyaml requests rich tqdm nltk "
-        "platformdirs fasttext uniseg zstandard anyascii".split(),
-    ],
-    "megatron": [["megatron-core>=0.12", "numpy", TORCH]],
-}
+from tests.interop.environments import environment
 
 START = """
 import json, sys, numpy as np
@@ -148,16 +136,6 @@ json.dump(found, open(folder / "found.json", "w"))
 """
 
 
-def environment(name: str) -> Path:
-    python = HOME / name / "bin" / "python"
-    if not (HOME / name / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(HOME / name)], check=True)
-        for packages in PEERS[name]:
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
-        (HOME / name / "ready").touch()
-    return python
-
-
 def check(name: str, folder: Path) -> int:
     """Let a project write, and read what it wrote; how many files or folders were equal."""
     import tokenmill
@@ -181,7 +159,7 @@ def check(name: str, folder: Path) -> int:
 
 
 def main() -> None:
-    names = sys.argv[1:] or list(PEERS)
+    names = sys.argv[1:] or list(WRITERS)
     total = 0
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
