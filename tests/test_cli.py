@@ -10,16 +10,31 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import tokenmill as tm
 from tests.running import command, jsonl, sentence, texts_of, tokenmill, wait_for
-from tokenmill.cli import main
+from tokenmill.cli import app, main
 
-COMMANDS = ("tokenize", "status", "inspect", "verify", "train-tokenizer", "demo")
+COMMANDS = (
+    "tokenize",
+    "estimate",
+    "status",
+    "inspect",
+    "verify",
+    "report",
+    "trace",
+    "export",
+    "bench",
+    "train-tokenizer",
+    "demo",
+)
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +148,31 @@ def test_help_fits_80_columns_and_tells_every_flag(name: str) -> None:
         )
     for word in expected:
         assert word in done.stdout, word
+
+
+def all_commands(group: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, found in group.commands.items():
+        if hasattr(found, "commands"):
+            yield from all_commands(found, *names, name)
+        else:
+            yield (*names, name), found
+
+
+@pytest.mark.parametrize(
+    ("names", "found"), list(all_commands(typer.main.get_command(app))), ids=lambda part: str(part)
+)
+def test_help_texts_are_shown_as_they_are_written(
+    names: tuple[str, ...], found: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["tokenmill", *names, "--help"])
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 400)
+    with suppress(SystemExit):
+        main()
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for parameter in found.params:
+        help = getattr(parameter, "help", None) or ""
+        assert " ".join(help.replace("\\[", "[").split()) in shown, parameter.name
+        assert help.count("[") == help.count("\\["), f"{parameter.name}: Rich takes brackets for markup"
 
 
 def test_results_go_to_stdout_and_progress_to_stderr_as_plain_lines(folder: Path, tmp_path: Path) -> None:

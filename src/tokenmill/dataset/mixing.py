@@ -11,11 +11,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows, whole_number
+from tokenmill.arguments import show, whole_number
+from tokenmill.dataset.base import Choice, Integers, PackedRows, Rows, as_rows, as_seed
 from tokenmill.dataset.permutation import distinct, make_key
 from tokenmill.errors import UsageError
 
@@ -56,13 +58,11 @@ class MixedRows(Rows):
         on_exhausted: OnExhausted,
         stages: Mapping[int, Sequence[float]],
     ) -> None:
-        self._sources = [rows for rows, _ in sources]
-        self._seed = whole_number(seed, "seed")
+        pairs = _as_pairs(sources)
+        self._sources = [as_rows(rows, "mix") for rows, _ in pairs]
+        self._seed = as_seed(seed)
         self._on_exhausted = on_exhausted
-        self._weights = {0: [float(weight) for _, weight in sources]}
-        self._weights |= {
-            whole_number(row, "the row of a stage"): [float(weight) for weight in stages[row]] for row in sorted(stages)
-        }
+        self._weights = {0: [float(_as_number(weight, "a weight")) for _, weight in pairs], **_as_stages(stages)}
         self._max_epochs = _spread(max_epochs, len(self._sources))
         self._check()
         self.has_stages = len(stages) > 0
@@ -90,6 +90,8 @@ class MixedRows(Rows):
         for epochs in self._max_epochs:
             if epochs is not None and not 0 < epochs < float("inf"):
                 raise UsageError(f"max_epochs {epochs!r} must be above 0, or None for no bound")
+            if epochs is not None and not any(int(Fraction(str(epochs)) * rows.num_rows) for rows in self._sources):
+                raise UsageError(f"max_epochs {epochs!r} is less than one row of any source")
             if epochs is not None and self._on_exhausted == "repeat":
                 raise UsageError(
                     f"max_epochs {epochs!r} does not say what comes after it: pass on_exhausted='stop' or 'renormalize'"
@@ -329,12 +331,43 @@ def _count(node: _Node | int, num_rows: int, counts: list[int]) -> None:
     _count(node.right, num_rows - left, counts)
 
 
-def _spread(max_epochs: float | Sequence[float | None] | None, num_sources: int) -> list[float | None]:
-    if max_epochs is None or isinstance(max_epochs, (int, float)):
-        return [max_epochs] * num_sources
-    if len(max_epochs) != num_sources:
-        raise UsageError(f"max_epochs has {len(max_epochs)} numbers for {num_sources} sources")
-    return list(max_epochs)
+def _spread(max_epochs: Any, num_sources: int) -> list[float | None]:
+    if max_epochs is None or isinstance(max_epochs, (Real, str)):
+        return [None if max_epochs is None else _as_number(max_epochs, "max_epochs")] * num_sources
+    try:
+        several = list(max_epochs)
+    except TypeError:
+        raise UsageError(f"max_epochs {show(max_epochs)} is neither a number nor one for each source") from None
+    if len(several) != num_sources:
+        raise UsageError(f"max_epochs has {len(several)} numbers for {num_sources} sources")
+    return [None if epochs is None else _as_number(epochs, "max_epochs") for epochs in several]
+
+
+def _as_pairs(sources: Any) -> list[tuple[Any, Any]]:
+    """Sources with their weights, whatever else was passed."""
+    try:
+        pairs = [tuple(source) if isinstance(source, (tuple, list)) else (source,) for source in sources]
+    except TypeError:
+        pairs = [()]
+    if isinstance(sources, (str, Mapping)) or any(len(pair) != 2 for pair in pairs):
+        raise UsageError("the sources of a mixture are rows with their weights: mix([(web, 0.7), (code, 0.3)])")
+    return [(rows, weight) for rows, weight in pairs]
+
+
+def _as_stages(stages: Any) -> dict[int, list[float]]:
+    try:
+        found = {whole_number(row, "the row of a stage"): list(weights) for row, weights in stages.items()}
+    except (AttributeError, TypeError):
+        raise UsageError(
+            f"stages {show(stages)} are not weights by row number, such as {{100_000: [0.2, 0.8]}}"
+        ) from None
+    return {row: [float(_as_number(weight, "a weight")) for weight in found[row]] for row in sorted(found)}
+
+
+def _as_number(value: Any, what: str) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise UsageError(f"{what} {show(value)} is not a number")
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _gcd(a: int, b: int) -> int:
