@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The newest torch that is published with CPU wheels for every supported Python.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint types check format test-kills test-interop test-engines bench clean
+.PHONY: demo test lint types check format test-kills test-interop test-browser test-engines bench clean
 
 demo: $(VENV)/base
 	$(BIN)/tokenmill demo
@@ -36,6 +36,11 @@ test-interop: $(VENV)/all
 	$(BIN)/python tests/interop/run.py
 	$(BIN)/python tests/interop/foreign.py
 	$(BIN)/python tests/interop/chat.py
+
+# The page of `report` in headless Chromium (Debian: chromium chromium-driver), driven by selenium.
+test-browser: $(VENV)/all
+	test -d .interop/selenium || $(BIN)/python -m pip install --quiet --target .interop/selenium "selenium>=4.20"
+	PYTHONPATH=.interop/selenium REQUIRE_BROWSER=1 $(BIN)/python -m pytest tests/interop/test_browser.py
 
 # 100,000 fuzzed strings per tokenizer, and whole corpora where they are, against the reference libraries.
 TOKENIZERS ?= $(wildcard ../shared/data/tokenizers/*)

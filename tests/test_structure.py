@@ -19,7 +19,7 @@ LEVELS = [
     {"store", "supervision"},
     {"pipeline", "dataset"},
     {"loaders", "exporters"},
-    {"verification", "comparison", "inspection", "status", "training", "tracing", "estimation"},
+    {"verification", "comparison", "inspection", "status", "training", "tracing", "estimation", "report"},
     {"summary", "bench"},
     {"demo"},
     {"cli"},

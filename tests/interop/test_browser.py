@@ -24,19 +24,16 @@ from tokenmill.store.store import TokenStore
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
-if os.environ.get("REQUIRE_BROWSER"):
-    import selenium
-
-    assert CHROMIUM and DRIVER, "make test-browser needs chromium and chromedriver: apt-get install chromium-driver"
-else:
-    selenium = pytest.importorskip("selenium")
+IS_REQUIRED = "REQUIRE_BROWSER" in os.environ
+if not IS_REQUIRED:
+    pytest.importorskip("selenium")
     if not (CHROMIUM and DRIVER):
         pytest.skip("chromium and chromedriver are not here", allow_module_level=True)
 
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.keys import Keys
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 FLAGS = (
     "--headless=new",
@@ -77,13 +74,20 @@ class Browser:
     """A headless browser of its own, with a log of what it says and what it loads."""
 
     def __init__(self, folder: Path) -> None:
+        assert CHROMIUM and DRIVER, "needs chromium and chromedriver: apt-get install chromium-driver"
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM
         for flag in (*FLAGS, f"--user-data-dir={folder}"):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-        self.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+        self.prefer("light")
+
+    def prefer(self, theme: str, media: str = "") -> None:
+        """What the system asks of pages; smooth scrolling would have every click wait."""
+        wishes = {"prefers-color-scheme": theme, "prefers-reduced-motion": "reduce"}
+        features = [{"name": name, "value": value} for name, value in wishes.items()]
+        self.command("Emulation.setEmulatedMedia", media=media, features=features)
 
     def command(self, name: str, **parameters: Any) -> Any:
         return self.driver.execute_cdp_cmd(name, parameters)
@@ -120,7 +124,9 @@ class Browser:
     def requests(self) -> list[str]:
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         return [
-            message["params"]["request"]["url"] for message in messages if message["method"] == "Network.requestWillBeSent"
+            message["params"]["request"]["url"]
+            for message in messages
+            if message["method"] == "Network.requestWillBeSent"
         ]
 
 
@@ -174,7 +180,10 @@ def test_no_document_runs_anything(browser: Browser, page: Path) -> None:
         shown.add(browser.text("#text").replace("<eos>", ""))
         browser.find("#next").click()
     assert set(EVIL[:4]) <= shown
-    assert browser.run("return [typeof hacked, document.querySelectorAll('img, main b, main i').length]") == ["undefined", 0]
+    assert browser.run("return [typeof hacked, document.querySelectorAll('img, main b, main i').length]") == [
+        "undefined",
+        0,
+    ]
     assert browser.run("return document.querySelectorAll('#text svg, #text script').length") == 0
     assert browser.text("h1") == "store <img src=x onerror=hacked=4>"
     assert browser.driver.get_log("browser") == []
@@ -215,6 +224,10 @@ def test_everything_can_be_reached_and_used_by_keyboard(browser: Browser, page: 
     assert order[:4] == ["find", "previous", "next", "list"]
     assert order[4].startswith("token")
     assert browser.text("#tip").startswith("id")
+    browser.run("scrollBy(0, 40)")
+    assert browser.run(
+        "return new Promise((done) => setTimeout(() => done(!document.querySelector('#tip').hidden), 100))"
+    )
     first = browser.text("#tip")
     browser.press(Keys.ARROW_RIGHT)
     second = browser.text("#tip")
@@ -243,7 +256,9 @@ def test_keys_go_from_document_to_document(browser: Browser, page: Path) -> None
     browser.press(Keys.END)
     assert browser.title.startswith("val, document ")
     selected = browser.find_all("#list [aria-selected=true]")
-    assert [item.get_attribute("id") for item in selected] == [browser.find("#list").get_attribute("aria-activedescendant")]
+    assert [item.get_attribute("id") for item in selected] == [
+        browser.find("#list").get_attribute("aria-activedescendant")
+    ]
     browser.press("/")
     assert browser.focus == "find"
     browser.press("j")
@@ -298,12 +313,9 @@ def test_the_theme_follows_the_system_until_it_is_chosen(browser: Browser, page:
     def paper() -> str:
         return str(browser.run("return getComputedStyle(document.body).backgroundColor"))
 
-    def prefer(theme: str) -> None:
-        browser.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-
     browser.open(page)
     light = paper()
-    prefer("dark")
+    browser.prefer("dark")
     dark = paper()
     assert dark != light
     button = browser.find("#theme")
@@ -314,7 +326,7 @@ def test_the_theme_follows_the_system_until_it_is_chosen(browser: Browser, page:
     assert paper() == light
     browser.find("#theme").click()
     assert paper() == dark
-    prefer("light")
+    browser.prefer("light")
     assert paper() == dark
     browser.run("localStorage.clear()")
 
@@ -345,7 +357,7 @@ def test_a_narrow_window_is_not_scrolled_sideways(browser: Browser, page: Path) 
 def test_on_paper_it_is_light_and_has_no_controls(browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.run("document.documentElement.dataset.theme = 'dark'")
-    browser.command("Emulation.setEmulatedMedia", media="print")
+    browser.prefer("light", media="print")
     try:
         shown = browser.run(
             "return ['nav', '#theme', '#list', '.finder', '#text', '#lengths'].map("
@@ -354,7 +366,7 @@ def test_on_paper_it_is_light_and_has_no_controls(browser: Browser, page: Path) 
         assert shown == [False, False, False, False, True, True]
         assert browser.run("return getComputedStyle(document.documentElement).colorScheme") == "light"
     finally:
-        browser.command("Emulation.setEmulatedMedia", media="")
+        browser.prefer("light")
     assert len(browser.command("Page.printToPDF")["data"]) > 10_000
 
 

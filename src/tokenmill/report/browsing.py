@@ -6,6 +6,7 @@ text and ids side by side. Text whose characters are parts of several tokens is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -206,8 +207,8 @@ class _Reader:
 
 
 def _show(text: str) -> str:
-    """As `show_safely`, but line ends are kept: the page marks them itself."""
-    return "\n".join(map(show_safely, text.split("\n")))
+    """As `show_safely`, but line ends and tabs are kept: the page marks them itself."""
+    return "".join(part if part in "\n\t" else show_safely(part) for part in re.split(r"([\n\t])", text))
 
 
 def _spans(values: list[int]) -> Iterator[tuple[int, int]]:

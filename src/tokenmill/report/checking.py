@@ -79,7 +79,6 @@ def read_run(store: Path) -> RunFigures | None:
                 num_documents=attempt.last.num_documents,
                 num_tokens=attempt.last.num_tokens,
                 text_bytes=attempt.last.num_text_bytes,
-                num_workers=attempt.last.num_workers,
                 peak_memory_bytes=attempt.peak_memory_bytes,
                 memory_limit=attempt.last.memory_limit,
                 num_recycled=attempt.num_recycled,

@@ -24,7 +24,7 @@ Integers = npt.NDArray[np.int64]
 
 PIECE_TOKENS = 1 << 16
 SHORTEST_RUN = 4
-NUM_FREQUENT, NUM_RUNS, NUM_EXAMPLES = 30, 12, 10
+NUM_FREQUENT, NUM_RUNS, NUM_EXAMPLES = 20, 15, 10
 REPEATING_SHARE, REPEATING_TOKENS = 0.5, 32
 """A document repeats itself if one token makes up half of it, and it is not so short that this means nothing."""
 

@@ -27,8 +27,12 @@ Points = Sequence[tuple[float, float]]
 def format_share(share: float) -> str:
     """`3.1%`; what is small keeps two digits, and what is not nothing does not look like it."""
     percent = 100 * share
-    if percent and abs(percent) < 0.01:
+    if percent in (0.0, 100.0):
+        return f"{percent:.0f}%"
+    if abs(percent) < 0.01:
         return "<0.01%"
+    if 99.95 <= percent < 100:
+        return ">99.9%"
     return f"{percent:.2f}%" if 0 < percent < 1 else f"{percent:.1f}%"
 
 
@@ -66,6 +70,9 @@ def draw_lengths(bins: Sequence[LengthBin], name: str) -> Markup:
 
 
 def _length_labels(bins: Sequence[LengthBin], step: float) -> Markup:
+    if len(bins) <= MOST_LABELS:
+        centres = [(LEFT + (place + 0.5) * step, _range(some)) for place, some in enumerate(bins)]
+        return Markup("").join(_text(x, HEIGHT - BOTTOM + 16, label, "middle") for x, label in centres)
     powers = [(place, some.start) for place, some in enumerate(bins) if some.start & (some.start - 1) == 0]
     thinned = powers[:: max(1, math.ceil(len(powers) / MOST_LABELS))]
     labels = [_text(LEFT + place * step, HEIGHT - BOTTOM + 16, f"{start:,}", "middle") for place, start in thinned]
@@ -117,25 +124,7 @@ def draw_rows(rows: Sequence[DrawnRow], seq_len: int, name: str) -> Markup:
     """Rows below each other: documents in two alternating shades, ends where they are cut, and padding."""
     height = TOP + len(rows) * ROW_PITCH + 34
     width = WIDTH - ROW_LABEL - RIGHT
-    parts = []
-    for place, row in enumerate(rows):
-        y = TOP + place * ROW_PITCH
-        parts.append(_text(ROW_LABEL - 8, y + ROW_HEIGHT - 2, f"{row.number:,}", "end"))
-        used = sum(segment.num_tokens for segment in row.segments)
-        for number, segment in enumerate(row.segments):
-            parts.append(_draw_segment(segment, number, y, width / seq_len))
-        if row.num_more_tokens:
-            more = _rect(
-                ROW_LABEL + used * width / seq_len, y, row.num_more_tokens * width / seq_len, ROW_HEIGHT, "more"
-            )
-            title = _title(f"{row.num_more_documents:,} more documents")
-            parts.append(Markup("<g>{}{}</g>").format(title, more))
-            used += row.num_more_tokens
-        if used < seq_len:
-            rest = _rect(
-                ROW_LABEL + used * width / seq_len, y, (seq_len - used) * width / seq_len, ROW_HEIGHT, "padding"
-            )
-            parts.append(Markup("<g>{}{}</g>").format(_title(f"padding, {seq_len - used:,} tokens"), rest))
+    parts = [_draw_row(row, TOP + place * ROW_PITCH, seq_len, width / seq_len) for place, row in enumerate(rows)]
     base = TOP + len(rows) * ROW_PITCH + 10
     parts.append(_text(ROW_LABEL - 8, base, "row", "end"))
     for share, anchor in ((0, "start"), (0.5, "middle"), (1, "end")):
@@ -145,12 +134,28 @@ def draw_rows(rows: Sequence[DrawnRow], seq_len: int, name: str) -> Markup:
     return _svg(WIDTH, height, description, Markup("").join(parts))
 
 
+def _draw_row(row: DrawnRow, y: float, seq_len: int, scale: float) -> Markup:
+    parts = [_text(ROW_LABEL - 8, y + ROW_HEIGHT - 2, f"{row.number:,}", "end")]
+    parts += [_draw_segment(segment, number, y, scale) for number, segment in enumerate(row.segments)]
+    used = sum(segment.num_tokens for segment in row.segments)
+    rest = seq_len - used - row.num_more_tokens
+    for count, kind, title in (
+        (row.num_more_tokens, "more", f"{row.num_more_documents:,} more documents"),
+        (rest, "padding", f"padding, {rest:,} tokens"),
+    ):
+        if count:
+            mark = _rect(ROW_LABEL + used * scale, y, count * scale, ROW_HEIGHT, kind)
+            parts.append(Markup("<g>{}{}</g>").format(_title(title), mark))
+            used += count
+    return Markup("").join(parts)
+
+
 def _draw_segment(segment: DrawnSegment, number: int, y: float, scale: float) -> Markup:
     x, width = ROW_LABEL + segment.start * scale, segment.num_tokens * scale
     cuts = [name for name, is_cut in (("begins", segment.is_cut_before), ("goes on", segment.is_cut_behind)) if is_cut]
     where = f"; {' and '.join(cuts)} in another row" if cuts else ""
     title = f"document {segment.document:,}, {segment.num_tokens:,} tokens from {segment.start:,}{where}"
-    marks = [_rect(x, y, width, ROW_HEIGHT, "even" if number % 2 == 0 else "odd")]
+    marks = [_rect(x, y, max(1.0, width), ROW_HEIGHT, "even" if number % 2 == 0 else "odd")]
     if segment.is_cut_before:
         marks.append(_rect(x, y, 2.5, ROW_HEIGHT, "cut"))
     if segment.is_cut_behind:
@@ -185,23 +190,23 @@ class _Plot:
 
     def times(self) -> Markup:
         """The axis of seconds."""
-        _, ticks = _ticks(self._right, within=True)
+        step = max(1, round(_round_step(self._right / 4)))
+        ticks = range(0, int(self._right) + 1, step)
         labels = [_text(self.x(tick), HEIGHT - BOTTOM + 16, format_seconds(tick), "middle") for tick in ticks]
         labels.append(_text(LEFT + self.width / 2, HEIGHT - 6, "time since the start (minutes:seconds)", "middle"))
         return Markup("").join(labels)
 
 
-def _ticks(highest: float, *, within: bool = False) -> tuple[float, list[float]]:
-    """A round number at or above the highest value, and round steps up to it; `within` stays below the value."""
-    rough = (highest or 1.0) / 4
+def _ticks(highest: float) -> tuple[float, list[float]]:
+    """A round number at or above the highest value, and round steps up to it."""
+    step = _round_step((highest or 1.0) / 4)
+    count = max(1, math.ceil(highest / step - 1e-9))
+    return step * count, [step * number for number in range(count + 1)]
+
+
+def _round_step(rough: float) -> float:
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
-    if within:
-        step = max(1.0, round(step))
-    count = int(highest / step + 1e-9) if within else math.ceil(highest / step - 1e-9)
-    return step * max(1, count), [
-        step * number for number in range(max(1, count) + 1) if not within or step * number <= highest
-    ]
+    return next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
 
 
 def _svg(width: float, height: float, description: str, content: Markup) -> Markup:

@@ -26,11 +26,7 @@ __all__ = [
 ]
 
 
-class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a report, given by name."""
-
-
-class Totals(Figure):
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """Documents and tokens of a split, an input or a value of a kept field."""
 
     name: str
@@ -43,7 +39,7 @@ class Totals(Figure):
     file_bytes: int | None = None
 
 
-class Grouping(Figure):
+class Grouping(msgspec.Struct, frozen=True, kw_only=True):
     """Totals by input, where `key` is None, or by a kept field; those with the most tokens come first."""
 
     key: str | None
@@ -54,7 +50,7 @@ class Grouping(Figure):
     """The values that are not among the rows, together."""
 
 
-class LengthBin(Figure):
+class LengthBin(msgspec.Struct, frozen=True, kw_only=True):
     """Documents whose number of tokens is from `start` up to `stop`."""
 
     start: int
@@ -63,7 +59,7 @@ class LengthBin(Figure):
     num_tokens: int
 
 
-class SplitFigures(Figure):
+class SplitFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One split: its totals, how it lies on disk, and how long its documents are."""
 
     totals: Totals
@@ -76,7 +72,7 @@ class SplitFigures(Figure):
     bins: list[LengthBin]
 
 
-class DrawnSegment(Figure):
+class DrawnSegment(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a document that is in a row."""
 
     document: int
@@ -86,7 +82,7 @@ class DrawnSegment(Figure):
     is_cut_behind: bool
 
 
-class DrawnRow(Figure):
+class DrawnRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row of a picture."""
 
     number: int
@@ -96,7 +92,7 @@ class DrawnRow(Figure):
     num_more_tokens: int
 
 
-class Filling(Figure):
+class Filling(msgspec.Struct, frozen=True, kw_only=True):
     """How one packing fills rows; `problem` says why it cannot, and then there are no figures."""
 
     method: str
@@ -112,7 +108,7 @@ class Filling(Figure):
     rows: list[DrawnRow] = []
 
 
-class TokenCount(Figure):
+class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
     """How often a token was seen."""
 
     id: int
@@ -120,7 +116,7 @@ class TokenCount(Figure):
     count: int
 
 
-class LongRun(Figure):
+class LongRun(msgspec.Struct, frozen=True, kw_only=True):
     """The longest run of a token, and where it is."""
 
     id: int
@@ -130,7 +126,7 @@ class LongRun(Figure):
     document: int
 
 
-class TokenFigures(Figure):
+class TokenFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen in the tokens that were looked at."""
 
     num_seen: int
@@ -143,7 +139,7 @@ class TokenFigures(Figure):
     runs: list[LongRun]
 
 
-class Example(Figure):
+class Example(msgspec.Struct, frozen=True, kw_only=True):
     """A document to look at, and what is odd about it."""
 
     split: str
@@ -152,7 +148,7 @@ class Example(Figure):
     detail: str
 
 
-class Suspicion(Figure):
+class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
     """Something that may be wrong with documents, how many have it, and the worst of them."""
 
     name: str
@@ -162,7 +158,7 @@ class Suspicion(Figure):
     examples: list[Example]
 
 
-class Checks(Figure):
+class Checks(msgspec.Struct, frozen=True, kw_only=True):
     """How the ids and the files were checked."""
 
     engine: str
@@ -179,7 +175,7 @@ class Checks(Figure):
     """What `verify` counted; None where it was not run."""
 
 
-class Attempt(Figure):
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt at the run."""
 
     started: str
@@ -188,7 +184,6 @@ class Attempt(Figure):
     num_documents: int
     num_tokens: int
     text_bytes: int
-    num_workers: int
     peak_memory_bytes: int
     memory_limit: int
     num_recycled: int
@@ -198,14 +193,14 @@ class Attempt(Figure):
     """Seconds, bytes of text, tokens, and bytes of memory."""
 
 
-class RunFigures(Figure):
+class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     """How the run went, from `run.json`."""
 
     machine: dict[str, Any]
     attempts: list[Attempt]
 
 
-class Figures(Figure):
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a report says of a store."""
 
     store: str

@@ -16,11 +16,12 @@ from tokenmill.arguments import whole_number
 from tokenmill.inspection.statistics import measure_lengths
 from tokenmill.progress import show_safely
 from tokenmill.report.checking import check_store, read_run
-from tokenmill.report.counting import TokenTally, Worst, choose_pieces, cut_pieces
+from tokenmill.report.counting import PIECE_TOKENS, TokenTally, Worst, choose_pieces, cut_pieces
 from tokenmill.report.figures import Example, Figures, LengthBin, SplitFigures, Suspicion
 from tokenmill.report.filling import fill_rows
 from tokenmill.report.grouping import GroupTally, Integers, SourceTally, Sums
 from tokenmill.report.vocabulary import Vocabulary
+from tokenmill.store.documents import Documents
 from tokenmill.store.store import Split, TokenStore
 
 __all__ = ["SAMPLE_TOKENS", "Advance", "gather"]
@@ -90,7 +91,7 @@ class _Found:
     meaning: str
     worst: list[Worst]
     num_looked_at: int
-    detail: Callable[[float], str]
+    detail: Callable[[Split, int, float], str]
 
 
 class _Reading:
@@ -104,7 +105,8 @@ class _Reading:
         specials = store.manifest.special_tokens
         self._num_around = sum(token is not None for token in (specials.bos_id, specials.eos_id))
         self.is_supervised = any(split.mask is not None for split in store.splits.values())
-        self.tally = TokenTally(Vocabulary(store.tokenizer, store.vocab_size))
+        self._vocabulary = Vocabulary(store.tokenizer, store.vocab_size)
+        self.tally = TokenTally(self._vocabulary)
         self.by_split = GroupTally(list(store.splits))
         kept = store.manifest.settings.get("keep-keys") or []
         self.sources = SourceTally(store.manifest.inputs, list(kept), is_supervised=self.is_supervised)
@@ -161,24 +163,24 @@ class _Reading:
         kinds = (
             _Found(
                 "near-empty",
-                f"at most {NEAR_EMPTY_TOKENS} tokens of text",
+                f"At most {NEAR_EMPTY_TOKENS} tokens beside BOS and EOS",
                 self._near_empty,
                 self._store.manifest.num_documents,
-                lambda score: f"{max(0, int(-score) - around)} tokens of text",
+                lambda _split, _document, score: f"{max(0, int(-score) - around)} tokens beside BOS and EOS",
             ),
             _Found(
                 "one token again and again",
-                "one token makes up at least half of what was looked at",
+                "One token makes up at least half of what was looked at; in code this may be indentation",
                 self.tally.repeating,
                 self.tally.num_documents,
-                lambda score: f"one token makes up {100 * score:.0f}%",
+                self._describe_repetition,
             ),
             _Found(
                 "replacement characters",
                 "U+FFFD stands where a text was decoded with the wrong encoding",
                 self.tally.replaced,
                 self.tally.num_documents,
-                lambda score: f"{int(score):,} replacement character{'s' if score > 1 else ''}",
+                lambda _split, _document, score: f"{int(score):,} replacement character{'s' if score > 1 else ''}",
             ),
         )
         for kind in kinds:
@@ -190,12 +192,23 @@ class _Reading:
                 examples=list(self._examples(kind, names)),
             )
 
+    def _describe_repetition(self, split: Split, document: int, share: float) -> str:
+        """Which token it is, from the start of the document."""
+        starts, stops = split.bounds(np.array([document]))
+        start = int(starts[0])
+        ids = split.read(start, min(int(stops[0]), start + PIECE_TOKENS))
+        token = int(np.bincount(ids).argmax())
+        return f"{self._vocabulary.show(token)} ({token}) makes up {100 * share:.0f}%"
+
     def _examples(self, kind: _Found, names: list[str]) -> Iterator[Example]:
         for name, worst in zip(names, kind.worst, strict=True):
-            starts, stops = self._store.splits[name].bounds(worst.documents)
+            split = self._store.splits[name]
+            starts, stops = split.bounds(worst.documents)
             lengths = (stops - starts).tolist()
             for document, length, score in zip(worst.documents.tolist(), lengths, worst.scores.tolist(), strict=True):
-                yield Example(split=name, document=document, num_tokens=length, detail=kind.detail(score))
+                yield Example(
+                    split=name, document=document, num_tokens=length, detail=kind.detail(split, document, score)
+                )
 
 
 class _Bins:
@@ -227,7 +240,7 @@ class _Bins:
         ]
 
 
-def _count_long(documents: Split, seq_len: int) -> tuple[int, int]:
+def _count_long(documents: Documents, seq_len: int) -> tuple[int, int]:
     """Documents longer than a row, and their tokens."""
     count = tokens = 0
     for lengths in documents.lengths():

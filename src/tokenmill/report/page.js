@@ -115,7 +115,7 @@
       const trained = one.trained || [];
       groups.forEach((group, place) => {
         if (one.hidden && group.start === one.head) text.append(make("span", "gap", `… ${count(one.hidden, "more token")} …`));
-        const token = make("span", `token ${place % 2 ? "b" : "a"}`, group.text.replaceAll("\n", "↵\n") || "∅");
+        const token = make("span", `token ${place % 2 ? "b" : "a"}`, group.text.replaceAll("\n", "↵\n").replaceAll("\t", "⇥\t") || "∅");
         if (specials.has(group.ids[0])) token.classList.add("special");
         token.isTrained = trained.some(([start, stop]) => group.start < stop && group.start + group.ids.length > start);
         if (token.isTrained) token.classList.add("trained");
@@ -130,7 +130,7 @@
     function describe(token) {
       const { ids, start, text: piece } = token.group;
       const place = start + (current.one.hidden && start >= current.one.head ? current.one.hidden : 0);
-      const what = `${ids.length > 1 ? "ids" : "id"} ${ids.join(" ")} · token ${place.toLocaleString("en")} · “${piece.replaceAll("\n", "↵")}”`;
+      const what = `${ids.length > 1 ? "ids" : "id"} ${ids.join(" ")} · token ${place.toLocaleString("en")} · “${piece.replaceAll("\n", "↵").replaceAll("\t", "⇥")}”`;
       return data.supervised ? `${what} · ${token.isTrained ? "trained" : "not trained"}` : what;
     }
 
@@ -151,9 +151,11 @@
     text.addEventListener("mouseleave", hideTip);
     text.addEventListener("focusin", (event) => { if (tokenOf(event)) showTip(tokenOf(event)); });
     text.addEventListener("focusout", hideTip);
-    text.addEventListener("scroll", () => { const active = document.activeElement; if (text.contains(active)) showTip(active); else hideTip(); });
+    // Moving the focus scrolls, so what is said of the token that has it must stay.
+    const follow = () => { const token = document.activeElement.closest("#text .token"); if (token) showTip(token); else hideTip(); };
+    text.addEventListener("scroll", follow);
     text.addEventListener("click", (event) => { if (tokenOf(event)) focusToken(tokenOf(event)); });
-    addEventListener("scroll", hideTip, { passive: true });
+    addEventListener("scroll", follow, { passive: true });
 
     function focusToken(token) {
       text.querySelector('[tabindex="0"]').tabIndex = -1;

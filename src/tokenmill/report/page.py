@@ -25,13 +25,7 @@ __all__ = ["render_page"]
 MOST_POINTS = 60
 LIMIT_SHARE = 1 / 3
 """A limit is drawn where memory came near it; else it would press the curve to the ground."""
-ESCAPES = {
-    b"<": b"\\u003c",
-    b">": b"\\u003e",
-    b"&": b"\\u0026",
-    b"\xe2\x80\xa8": b"\\u2028",
-    b"\xe2\x80\xa9": b"\\u2029",
-}
+ESCAPES = {character.encode(): b"\\u%04x" % ord(character) for character in "<>&\u2028\u2029"}
 
 
 def render_page(figures: Figures, documents: bytes) -> bytes:

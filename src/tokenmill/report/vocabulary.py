@@ -11,6 +11,7 @@ from tokenmill.progress import show_safely
 __all__ = ["Vocabulary", "show_piece"]
 
 REPLACEMENT = "\ufffd".encode()
+LONGEST_PIECE = 20
 ENDS_1, ENDS_2, IS_MIDDLE, STARTS_2, STARTS_1 = 1, 2, 4, 8, 16
 """Tokens that hold a part of U+FFFD, which is EF BF BD: its first byte or two at their end, BF alone, BF BD or BD
 at their start."""
@@ -62,4 +63,5 @@ def show_piece(spelling: bytes) -> str:
         text = spelling.decode()
     except UnicodeDecodeError:
         return " ".join(f"0x{byte:02X}" for byte in spelling)
-    return show_safely(text.replace("\n", "↵").replace(" ", "␣"))
+    shown = show_safely(text.replace("\n", "↵").replace("\t", "⇥").replace(" ", "␣"))
+    return shown if len(shown) <= LONGEST_PIECE else shown[: LONGEST_PIECE - 1] + "…"
