@@ -91,12 +91,12 @@ def tokenize(
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option(help="How both are put together [default: {prompt}\\n{response}].", rich_help_panel=SUPERVISED),
+        typer.Option(help="How both are put together \\[default: {prompt}\\n{response}].", rich_help_panel=SUPERVISED),
     ] = None,
     chat_template: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Jinja template for messages [default: the tokenizer's].", rich_help_panel=SUPERVISED
+            metavar="FILE", help="Jinja template for messages \\[default: the tokenizer's].", rich_help_panel=SUPERVISED
         ),
     ] = None,
     weight_key: Annotated[
@@ -107,7 +107,7 @@ def tokenize(
         bool | None,
         typer.Option(
             "--eos/--no-eos",
-            help="End every document with the end-of-text token [default: yes, but for messages].",
+            help="End every document with the end-of-text token \\[default: yes, but for messages].",
             rich_help_panel=TOKENS,
         ),
     ] = None,
@@ -115,7 +115,7 @@ def tokenize(
         bool | None,
         typer.Option(
             "--bos/--no-bos",
-            help="Begin every document with the beginning-of-text token [default: as the tokenizer does].",
+            help="Begin every document with the beginning-of-text token \\[default: as the tokenizer does].",
             rich_help_panel=TOKENS,
         ),
     ] = None,
@@ -128,7 +128,7 @@ def tokenize(
     special_tokens: Annotated[
         str | None,
         typer.Option(
-            help="Special-token strings in texts: as-text, parse or error [default: as-text; error with templates].",
+            help="Special-token strings in texts: as-text, parse or error \\[default: as-text; error with templates].",
             rich_help_panel=TOKENS,
         ),
     ] = None,
@@ -146,10 +146,10 @@ def tokenize(
     workers: Annotated[str, typer.Option(help="Worker processes.", rich_help_panel=RUN)] = "auto",
     memory: Annotated[str, typer.Option(help="Bound for all processes together: 4GB.", rich_help_panel=RUN)] = "auto",
     batch_size: Annotated[
-        int | None, typer.Option(help="Documents per engine call [default: by size].", rich_help_panel=RUN)
+        int | None, typer.Option(help="Documents per engine call \\[default: by size].", rich_help_panel=RUN)
     ] = None,
     task_bytes: Annotated[
-        str | None, typer.Option(help="Text per task and shard [default: by input size].", rich_help_panel=RUN)
+        str | None, typer.Option(help="Text per task and shard \\[default: by input size].", rich_help_panel=RUN)
     ] = None,
     on_error: Annotated[
         str, typer.Option(help="A bad record: fail, or skip and count it.", rich_help_panel=RUN)
@@ -191,7 +191,8 @@ def tokenize(
 
     try:
         merged = _merge_config(config, _flags(context), context)
-        log_json, quiet = (merged.pop("log_json", False) or log_json), (merged.pop("quiet", False) or quiet)
+        log_json, quiet = _switch(merged, "log_json") or log_json, _switch(merged, "quiet") or quiet
+        monitor = _switch(merged, "monitor") or monitor
         request = Request.from_flags(merged)
     except BaseException:
         executor.close()
@@ -213,7 +214,7 @@ def estimate(
     workers: Annotated[str, typer.Option(help="Worker processes.")] = "auto",
     memory: Annotated[str, typer.Option(help="Bound for all processes together: 4GB.")] = "auto",
     out: Annotated[str, typer.Option("-o", "--out", help="Where the store would go, to look at its disk.")] = ".",
-    sample: Annotated[float | None, typer.Option(help="Share of the text to encode [default: 0.02].")] = None,
+    sample: Annotated[float | None, typer.Option(help="Share of the text to encode \\[default: 0.02].")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Also the memory of padded arrays of this length.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -365,6 +366,9 @@ def verify(
         result = check(store, against=[*(against or []), *(more or [])], every=every, advance=advance)
     if as_json:
         _print_json(result)
+    elif not result.num_files:
+        # Without a manifest nothing was checked.
+        raise TokenmillError(result.problems[0])
     else:
         for name, value in result.rows():
             print(f"{name:<12} {value}")
@@ -382,7 +386,7 @@ def report(
     out: Annotated[Path, typer.Option("-o", "--out", help="The page to write, such as report.html.")],
     seq_len: Annotated[int, typer.Option(help="Tokens in a row, for the packings.")] = 2048,
     sample_tokens: Annotated[
-        int | None, typer.Option(help="Look at about this many tokens [default: 64 million].")
+        int | None, typer.Option(help="Look at about this many tokens \\[default: 64 million].")
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check every byte of the store first.")] = False,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the figures as JSON.")] = None,
@@ -403,7 +407,8 @@ def report(
             overwrite=overwrite,
             advance=advance,
         )
-    print(f"{out}: {figures.num_documents:,} documents, {figures.num_tokens:,} tokens")
+    plural = "s" if figures.num_documents != 1 else ""
+    print(f"{out}: {figures.num_documents:,} document{plural}, {figures.num_tokens:,} tokens")
     problems = figures.checks.problems
     if problems:
         raise TokenmillError(f"{store} has {len(problems)} problem{'s' if len(problems) > 1 else ''}; {out} lists them")
@@ -415,6 +420,7 @@ def train_tokenizer(
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory for tokenizer.json.")],
     vocab_size: Annotated[int, typer.Option(help="How many tokens it shall have.")],
     text_key: Annotated[str, typer.Option(help="Field that holds the text.")] = "text",
+    format: Annotated[str, typer.Option(help="auto, jsonl, json, parquet or text.")] = "auto",
     special_tokens: Annotated[str, typer.Option(help="Comma-separated; the first ends documents.")] = "<|endoftext|>",
     sample: Annotated[str, typer.Option(help="Use at most this much text.")] = "200MB",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a tokenizer that is there.")] = False,
@@ -429,6 +435,7 @@ def train_tokenizer(
         out,
         vocab_size=vocab_size,
         text_key=text_key,
+        format=format,
         special_tokens=special_tokens.split(","),
         limit_bytes=parse_bytes(sample, "--sample"),
         overwrite=overwrite,
@@ -451,7 +458,7 @@ def export(
         ),
     ],
     seq_len: Annotated[int | None, typer.Option(help="Tokens per row, for formats of rows.")] = None,
-    split: Annotated[str | None, typer.Option(help="Only this split [default: all].")] = None,
+    split: Annotated[str | None, typer.Option(help="Only this split \\[default: all].")] = None,
     links: Annotated[
         bool,
         typer.Option(
@@ -480,7 +487,7 @@ def export(
 
 @app.command()
 def demo(
-    folder: Annotated[Path | None, typer.Argument(help="Where to work [default: a temporary folder].")] = None,
+    folder: Annotated[Path | None, typer.Argument(help="Where to work \\[default: a temporary folder].")] = None,
 ) -> None:
     """Go the whole way on text that every machine has, offline, in under a minute."""
     from tokenmill.demo import run_demo
@@ -527,8 +534,8 @@ def _estimate(
     from tokenmill.summary import print_estimate
 
     return_plain_arrays()
-    for name in ("log_json", "quiet"):
-        flags.pop(name, None)
+    for name in ("log_json", "quiet", "monitor"):
+        _switch(flags, name)
     result = estimate(Request.from_flags(flags), share=sample)
     if as_json:
         _print_json(result.as_json())
@@ -553,7 +560,11 @@ def _merge_config(config: Path | None, flags: dict[str, Any], context: typer.Con
     sources = {key: context.get_parameter_source(key) for key in flags}
     merged = {key: flags[key] for key, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     for key, value in (_read_config(config) if config else {}).items():
-        merged.setdefault(str(key).replace("-", "_"), value)
+        name = str(key).replace("-", "_")
+        if name in ("no_eos", "no_bos"):
+            merged.setdefault(name.removeprefix("no_"), not _switch({name: value}, name))
+        else:
+            merged.setdefault("inputs" if name == "input" else name, value)
     if isinstance(merged.get("keep_keys"), str):
         merged["keep_keys"] = [key.strip() for key in merged["keep_keys"].split(",") if key.strip()]
     if isinstance(merged.get("inputs"), str):
@@ -576,10 +587,21 @@ def _read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:
-        raise UsageError(f"--config {path} is not valid YAML: {str(error).splitlines()[0]}") from None
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark is not None else ""
+        said = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UsageError(f"--config {path} is not valid YAML{where}: {said}") from None
     if not isinstance(loaded, dict):
         raise UsageError(f"--config {path} must be a mapping of flags to values, such as  tokenizer: gpt2")
     return loaded
+
+
+def _switch(flags: dict[str, Any], name: str) -> bool:
+    """Take a flag that is on or off out of the others."""
+    value = flags.pop(name, False)
+    if not isinstance(value, bool):
+        raise UsageError(f"{name.replace('_', '-')}: {value!r} is neither true nor false, written without quotes")
+    return value
 
 
 def _integer(text: str, flag: str) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,8 +24,8 @@ app = typer.Typer(no_args_is_help=True, help="Measure on your own data and machi
 Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, directories, globs, or @list.txt.")]
 TokenizerSpec = Annotated[str, typer.Option("--tokenizer", help="As for tokenmill tokenize.")]
 TextKey = Annotated[str, typer.Option(help="Field that holds the text.")]
-MaxMb = Annotated[float | None, typer.Option(help="How much text to use [default: enough for about a minute].")]
-MaxTokensMb = Annotated[float | None, typer.Option("--max-mb", help="How much of the tokens to use [default: 256].")]
+MaxMb = Annotated[float | None, typer.Option(help="How much text to use \\[default: enough for about a minute].")]
+MaxTokensMb = Annotated[float | None, typer.Option("--max-mb", help="How much of the tokens to use \\[default: 256].")]
 Repeat = Annotated[int, typer.Option(help="How often everybody runs, in turns.")]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE.png|svg", help="Save a picture.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -74,7 +76,7 @@ def workers(
     inputs: Inputs,
     tokenizer: TokenizerSpec,
     text_key: TextKey = "text",
-    max_workers: Annotated[int | None, typer.Option(help="The most to try [default: all cores].")] = None,
+    max_workers: Annotated[int | None, typer.Option(help="The most to try \\[default: all cores].")] = None,
     max_mb: MaxMb = None,
     repeat: Repeat = 3,
     plot: Plot = None,
@@ -103,11 +105,11 @@ def workers(
 def loaders(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A store, or token files that tokenmill.open reads.")],
     batch_size: Annotated[
-        list[int] | None, typer.Option(help="Rows of a batch; several are measured apart [default: 8, 64].")
+        list[int] | None, typer.Option(help="Rows of a batch; several are measured apart \\[default: 8, 64].")
     ] = None,
     seq_len: Annotated[int, typer.Option(help="Tokens of a row.")] = 1024,
     num_batches: Annotated[
-        int | None, typer.Option(help="Batches of a measurement [default: as many as come in half a second].")
+        int | None, typer.Option(help="Batches of a measurement \\[default: as many as come in half a second].")
     ] = None,
     skip_torch: Annotated[bool, typer.Option("--skip-torch", help="Leave PyTorch out.")] = False,
     skip_jax: Annotated[bool, typer.Option("--skip-jax", help="Leave JAX out.")] = False,
@@ -153,11 +155,20 @@ def _prepared(repeat: int, max_mb: float | None, plot: Path | None) -> Iterator[
     if max_mb is not None and not 0 < max_mb < float("inf"):
         raise UsageError(f"--max-mb {max_mb:g} must be above 0")
     check_plot(plot)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     if not sys.stderr.isatty():
         yield lambda text: None
         return
     with Console(stderr=True).status("looking at the inputs") as status:
         yield lambda text: status.update(text)
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    """An error unwinds: the contender that runs is ended and the folder is removed."""
+    from tokenmill.pipeline.run import Interrupted
+
+    raise Interrupted(f"stopped by {signal.Signals(number).name}; nothing is left behind", number)
 
 
 def _show(report: Report, columns: Sequence[Column], plot: Path | None, as_json: bool) -> None:

@@ -83,9 +83,13 @@ def _draw_dots(picture: Any, report: Report) -> None:
     heights = [sum(row.group == group for row in report.rows) for group in groups]
     widths = [3, 2] if has_memory else [1]
     grid = picture.subplots(len(groups), len(widths), squeeze=False, height_ratios=heights, width_ratios=widths)
+    low = min(row.figures[key].low for row in report.rows)
+    high = max(row.figures[key].high for row in report.rows)
     for group, axes in zip(groups, grid, strict=True):
         rows = sorted((row for row in report.rows if row.group == group), key=lambda row: row.figures[key].median)
         _draw_speeds(axes[0], rows, key)
+        # Room on the right for the figure behind the last dot.
+        axes[0].set_xlim(low / 1.6, high * (high / low) ** 0.2 * 1.6)
         axes[0].set_title(group, fontsize=10, loc="left")
         if has_memory:
             _draw_memory(axes[1], rows)
@@ -107,9 +111,9 @@ def _draw_speeds(axes: Any, rows: Sequence[Row], key: str) -> None:
             color=colour,
         )
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: format_count(value) if value >= 1 else f"{value:g}")
-    low, high = min(row.figures[key].low for row in rows), max(row.figures[key].high for row in rows)
-    axes.set_xlim(low / 1.6, high * (high / low) ** 0.2 * 1.6)
+    axes.xaxis.set_major_formatter(
+        lambda value, _: format_count(value).replace(".0", "") if value >= 1 else f"{value:g}"
+    )
     axes.set_yticks(range(len(rows)), [row.name for row in rows])
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.grid(axis="y", visible=False)
@@ -133,7 +137,7 @@ def _draw_workers(picture: Any, rows: Sequence[Row]) -> None:
     _draw_curve(left, counts, [row.figures["mb_per_second"] for row in rows])
     left.set_ylabel("MB of text per second")
     speedups = [row.figures["speedup"] for row in rows if "speedup" in row.figures]
-    right.plot(counts, counts, "--", color=IDEAL, label="as many times as fast")
+    right.plot(counts, counts, "--", color=IDEAL, label="ideal")
     _draw_curve(right, counts[: len(speedups)], speedups)
     right.set_ylabel("times as fast as one worker")
     right.legend(frameon=False, loc="upper left")

@@ -28,15 +28,15 @@ __all__ = ["bench_strategies", "count_differing"]
 
 SEPARATOR = "\n"
 """What stands between documents in the huge string."""
-SECONDS = 1.3
+SECONDS = 1.0
 """How long the reference would take on one core: with eight strategies a benchmark of about a minute."""
 MILL_SECONDS = 1.2
 PART = 1 / 8
 """Memory is looked at for this part of the input and for all of it."""
-GROWTH = 2.0
+GROWTH = 4.0
 """Megabytes of memory for each of text: more than that grows with the input, less cannot be told from none."""
-CHUNK = 100
-"""Documents that a pool sends to a worker at once."""
+CHUNK = 16
+"""Documents that a pool sends to a worker at once, as most scripts have it."""
 OWN = "tokenmill"
 HUGE = "one huge string"
 
@@ -234,8 +234,9 @@ def _make_row(name: str, answers: list[Answer], corpus: Corpus, part: Corpus, me
 
 
 def _growth(name: str, memory: tuple[int, int], part: Corpus, corpus: Corpus, copies: int) -> float | None:
-    """Bytes of memory for each further byte of text; None where both inputs were a single batch."""
-    if part.num_documents < BATCHES.get(name, 0):
+    """Bytes of memory for each further byte of text; None where there was hardly more than is held at once."""
+    held = usable_cores() * CHUNK if name == POOL else BATCHES.get(name, 0)
+    if part.num_documents < 2 * held:
         return None
     return (memory[1] - memory[0]) / ((corpus.num_bytes - part.num_bytes) * copies or 1)
 
@@ -277,13 +278,13 @@ def _explain(report: Report, corpus: Corpus, part: Corpus) -> None:
     if unknown := [name for name, grown in growth.items() if grown is None]:
         report.notes.append(
             f"{', '.join(unknown)}: whether memory grows cannot be told, because {part.num_documents:,} documents are "
-            "less than a batch; pass a larger --max-mb"
+            "hardly more than they hold at once; pass a larger --max-mb"
         )
     own = next((row for row in report.rows if row.name == OWN), None)
     if own is not None:
         report.notes.append(
             f"{OWN}: a finished store with checksums, synced to disk, {usable_cores()} workers; the documents "
-            f"{own.facts['copies']} times over; {own.facts['start_seconds']:.1f} s of start-up and parity gate go before"
+            f"{own.facts['copies']} times over, after {own.facts['start_seconds']:.1f} s of start-up and parity gate"
         )
     counts = {row.facts["num_tokens"] for row in report.rows if row.name != HUGE}
     if len(counts) > 1:

@@ -91,8 +91,8 @@ def _explain(report: Report, copies: int) -> None:
     if report.rows:
         start = report.rows[-1].figures["start_seconds"].median
         report.notes.append(
-            f"plain JSON lines, the documents {copies} time{'s' if copies > 1 else ''} over; start-up and parity gate, "
-            f"{start:.1f} s, are taken off"
+            f"plain JSON lines, the documents {copies} time{'s' if copies > 1 else ''} over; start-up and parity gate "
+            f"({start:.1f} s) go before and are not counted"
         )
     cores = usable_cores()
     if report.rows and report.rows[-1].facts["workers"] > cores:
