@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -125,6 +126,15 @@ def test_a_hub_name_without_a_network_says_what_to_do(folder: Path) -> None:
     assert done.returncode == 2
     assert "--tokenizer no-one/nothing is not a local path" in sentence(done)
     assert "pass a directory with its tokenizer.json" in sentence(done)
+
+
+def test_ctrl_c_ends_any_command_with_a_sentence(folder: Path) -> None:
+    program = "import os, signal\nfrom tokenmill import status, cli\n"
+    program += "status.read_status = lambda _: os.kill(os.getpid(), signal.SIGINT)\ncli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "status", str(folder)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 130 and "stopped" in done.stderr
 
 
 def test_an_unknown_command_is_refused_and_none_shows_help() -> None:

@@ -34,6 +34,7 @@ app.add_typer(bench, name="bench")
 
 READING, SUPERVISED, TOKENS, OUTPUT = "Reading", "Supervised data", "Tokens", "Output"
 RUN, SHOW = "Running", "Display"
+INTERRUPTED = 130
 
 
 @app.callback(invoke_without_command=True)
@@ -613,7 +614,11 @@ def _integer(text: str, flag: str) -> int:
 def main() -> None:
     """Run the command line; turn errors into a sentence and an exit code."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
+        # typer turns Ctrl-C into an exit code, which it returns.
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        sys.exit(code if isinstance(code, int) else 0)
     except TokenmillError as error:
         _fail(str(error), getattr(error, "signal_number", None), isinstance(error, UsageError))
     except KeyboardInterrupt:
