@@ -19,7 +19,7 @@ from tokenmill.readers.diagnosis import Refusal, shorten
 from tokenmill.supervision.recording import OPEN, Question, Recorder, Slot, Unrecordable, value_of
 from tokenmill.supervision.ropes import Place, Rope
 
-__all__ = ["ChatTemplate", "Turn"]
+__all__ = ["ChatTemplate", "Turn", "read_plain"]
 
 BEGIN, END, BLANK = "\ue002", "\ue003", "\ue004"
 """Begin and end of `{% generation %}` in rendered text, and a content that stands for any."""
@@ -85,7 +85,8 @@ class ChatTemplate:
     def apply(self, messages: list[Message], tools: Any = None) -> tuple[str, list[Turn]] | Refusal:
         """The text of a conversation and the assistant's turns in it, or why there is none."""
         try:
-            recorded = self._repeat(messages) if self._is_recordable and tools is None else None
+            plain = read_plain(messages) if self._is_recordable and tools is None else None
+            recorded = self._repeat(*plain) if plain is not None else None
             text, turns = recorded or self._render_anew(messages, tools)
         except _Refused as refused:
             return Refusal("chat-template", shorten(str(refused)))
@@ -98,15 +99,8 @@ class ChatTemplate:
         said = text[turn.start : turn.stop].rstrip()
         return turn._replace(stop=turn.start + len(said)) if self._ends and said.endswith(self._ends) else turn
 
-    def _repeat(self, messages: list[Message]) -> tuple[str, list[Turn]] | None:
-        """The same from a recording, None where contents are not plain texts or cannot be followed."""
-        contents = []
-        for message in messages:
-            content = message.get("content")
-            if len(message) != 2 or type(content) is not str:
-                return None
-            contents.append(content)
-        roles = tuple(message["role"] for message in messages)
+    def _repeat(self, roles: tuple[str, ...], contents: list[str]) -> tuple[str, list[Turn]] | None:
+        """The same from a recording, None where what the template does cannot be followed."""
         recordings = self._recordings.setdefault(roles, [])
         if recordings is None:
             return None
@@ -116,17 +110,17 @@ class ChatTemplate:
         if len(recordings) == MOST_RECORDINGS:
             return None
         try:
-            recordings.append(self._record(messages, contents))
+            recordings.append(self._record(roles, contents))
         except Unrecordable:
             self._recordings[roles] = None
             return None
         return recordings[-1].repeat(contents)
 
-    def _record(self, messages: list[Message], contents: list[str]) -> _Recording:
+    def _record(self, roles: tuple[str, ...], contents: list[str]) -> _Recording:
         recorder = Recorder()
         marked = [
-            {"role": message["role"], "content": recorder.record(Slot(number), content)}
-            for number, (message, content) in enumerate(zip(messages, contents, strict=True))
+            {"role": role, "content": recorder.record(Slot(number), content)}
+            for number, (role, content) in enumerate(zip(roles, contents, strict=True))
         ]
         render = _Renders(lambda some, prompt: Rope(recorder.pieces(self._render(some, prompt))))
         text, turns = self._find_turns(render, marked)
@@ -249,6 +243,21 @@ class ChatTemplate:
     @property
     def _always_prompts(self) -> bool:
         return self._prompts[1]
+
+
+def read_plain(messages: list[Message]) -> tuple[tuple[str, ...], list[str]] | None:
+    """Roles and contents of messages that have nothing else, None where some do."""
+    roles: list[str] = []
+    contents: list[str] = []
+    for message in messages:
+        if type(message) is not dict or len(message) != 2:
+            return None
+        role, content = message.get("role"), message.get("content")
+        if type(role) is not str or type(content) is not str:
+            return None
+        roles.append(role)
+        contents.append(content)
+    return tuple(roles), contents
 
 
 class _Renders:

@@ -15,7 +15,7 @@ from tokenmill.batch import Reject, TextBatch, Trained
 from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.errors import UsageError
 from tokenmill.readers.diagnosis import Refusal, shorten
-from tokenmill.supervision.chat import MARKS, ChatTemplate
+from tokenmill.supervision.chat import MARKS, ChatTemplate, read_plain
 from tokenmill.supervision.settings import Supervision
 
 __all__ = ["Renderer", "has_specials"]
@@ -124,10 +124,11 @@ class Renderer:
         weights = self._take_weights(messages) if self._weight >= 0 else None
         if isinstance(weights, Refusal):
             return weights
-        cleaned = clean_messages(messages)
+        plain = read_plain(messages) if type(messages) is list and messages else None
+        cleaned = messages if plain else clean_messages(messages)
         if isinstance(cleaned, Refusal):
             return cleaned
-        if refusal := self._refuse_strings(_strings(cleaned)):
+        if refusal := self._refuse_strings(plain[1] if plain else _strings(cleaned)):
             return refusal
         rendered = self._chat.apply(cleaned, tools or None)
         if isinstance(rendered, Refusal):
