@@ -46,6 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty").mkdir()
     (folder / "list.yaml").write_text("- tokenizer\n")
     (folder / "broken.yaml").write_text("tokenizer: [bytes\n")
+    (folder / "quiet.yaml").write_text("tokenizer: bytes\nquiet: 'false'\n")
+    (folder / "bad.model").write_bytes(b"no model")
     (folder / "unknown.yaml").write_text("tokenizer: bytes\ntemperature: 3\n")
     (folder / "number.yaml").write_text("tokenizer: bytes\n3: 4\n")
     (folder / "type.yaml").write_text("tokenizer: bytes\nlimit: many\n")
@@ -57,16 +59,19 @@ BASE = "a.jsonl -o out --tokenizer bytes"
 MISTAKES = [
     (f"{BASE} --memmory 3GB", 2, "--memmory"),
     (f"{BASE} --limit many", 2, "--limit"),
-    (f"{BASE} --limit 0", 2, "--limit: Expected `int` >= 1"),
-    (f"{BASE} --workers 0", 2, "--workers"),
+    (f"{BASE} --limit 0", 2, "--limit 0: expected `int` >= 1"),
+    (f"{BASE} --workers 0", 2, "--workers 0: expected `int` >= 1"),
     (f"{BASE} --workers two", 2, "--workers 'two' is neither a number nor auto"),
     (f"{BASE} --memory much", 2, "--memory 'much' is not a size; write it like 1GB"),
     (f"{BASE} --task-bytes -5", 2, "--task-bytes '-5' is not a size"),
     (f"{BASE} --task-bytes 0", 2, "--task-bytes 0 must be positive"),
     (f"{BASE} --max-document-bytes 99999999TB", 2, "--max-document-bytes 99999999TB"),
-    (f"{BASE} --batch-size 0", 2, "--batch-size"),
-    (f"{BASE} --max-errors -1", 2, "--max-errors"),
-    (f"{BASE} --seed -1", 2, "--seed"),
+    (f"{BASE} --batch-size 0", 2, "--batch-size 0: expected `int` >= 1"),
+    (f"{BASE} --max-errors -1", 2, "--max-errors -1: expected `int` >= 0"),
+    (f"{BASE} --max-errors 3", 2, "--max-errors 3 counts what is skipped, and --on-error fail stops at the first"),
+    (f"{BASE} --seed -1", 2, "--seed -1: expected `int` >= 0"),
+    (f"{BASE} --engine gigatoken", 2, "--engine gigatoken cannot be used for bytes"),
+    ("a.jsonl -o out --tokenizer bad.model", 1, "bad.model: is not a SentencePiece model"),
     (f"{BASE} --val-fraction 1", 2, "--val-fraction 1.0 must be at least 0 and below 1"),
     (f"{BASE} --val-fraction nan", 2, "--val-fraction nan"),
     (f"{BASE} --on-error maybe", 2, "--on-error: Invalid enum value 'maybe'; expected one of fail, skip"),
@@ -90,7 +95,8 @@ MISTAKES = [
     ("a.jsonl -o out --tokenizer tiktoken:nope", 2, "tiktoken has no such encoding"),
     ("a.jsonl -o out --config none.yaml", 2, "--config none.yaml cannot be read"),
     ("a.jsonl -o out --config list.yaml", 2, "--config list.yaml must be a mapping"),
-    ("a.jsonl -o out --config broken.yaml", 2, "--config broken.yaml is not valid YAML"),
+    ("a.jsonl -o out --config broken.yaml", 2, "--config broken.yaml is not valid YAML at line 2: expected"),
+    ("a.jsonl -o out --config quiet.yaml", 2, "quiet: 'false' is neither true nor false"),
     ("a.jsonl -o out --config latin.yaml", 2, "--config latin.yaml is not valid YAML"),
     ("a.jsonl -o out --config unknown.yaml", 2, "--temperature is not a flag of tokenize"),
     ("a.jsonl -o out --config number.yaml", 2, "--3 is not a flag of tokenize"),
@@ -224,6 +230,60 @@ def test_flags_may_come_from_a_file_and_the_command_line_wins(folder: Path, tmp_
     assert not (tmp_path / "from-file").exists()
 
 
+def test_a_file_of_flags_may_say_no_and_name_one_input(folder: Path, tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(f"input: a.jsonl\nout: {tmp_path / 'out'}\ntokenizer: bytes\nno-eos: true\nquiet: true\n")
+    done = tokenmill("tokenize", "--config", config, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert tm.open(tmp_path / "out").manifest.special_tokens.eos_id is None
+
+
+def test_progress_ends_with_all_of_it(folder: Path, tmp_path: Path) -> None:
+    arguments = ["tokenize", "a.jsonl", "--tokenizer", "bytes", "--limit", "1"]
+    plain = tokenmill(*arguments, "-o", tmp_path / "plain", cwd=folder)
+    assert plain.stderr.splitlines()[-1].startswith("100.0%  ETA 00:00")
+    events = tokenmill(*arguments, "-o", tmp_path / "json", "--log-json", cwd=folder).stderr.splitlines()
+    last = json.loads(events[-1])
+    assert (last["event"], last["fraction"]) == ("progress", 1.0)
+
+
+def test_warnings_have_the_level_of_warnings(folder: Path, tmp_path: Path) -> None:
+    """And a field to keep that no record has is one."""
+    arguments = ["tokenize", "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes", "--keep-keys", "text,nope"]
+    done = tokenmill(*arguments, "--log-json", cwd=folder)
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    levels = {event["level"]: event["text"] for event in events if event["event"] == "message"}
+    assert set(levels) == {"info", "warning"}
+    assert levels["warning"] == "--keep-keys: no document that was looked at has 'nope'"
+
+
+def test_the_next_command_shows_a_document_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "empty.txt").write_text("")
+    arguments = ["--tokenizer", "bytes", "--val-fraction", "0.999999"]
+    done = tokenmill("tokenize", "a.txt", "-o", "val", *arguments, cwd=tmp_path)
+    assert "Next: tokenmill inspect val --document 0 --split val\n" in done.stdout
+    done = tokenmill("tokenize", "empty.txt", "-o", "none", *arguments, cwd=tmp_path)
+    assert "Next: tokenmill inspect none\n" in done.stdout
+
+
+def test_verifying_what_is_no_finished_store_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "unfinished" / ".tasks").mkdir(parents=True)
+    for name, said in (("missing", "does not exist"), ("unfinished", "is an unfinished run")):
+        done = tokenmill("verify", tmp_path / name)
+        assert done.stdout == ""
+        assert said in sentence(done)
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_training_reads_the_format_it_is_told_and_names_a_missing_field(folder: Path, tmp_path: Path) -> None:
+    arguments = ["train-tokenizer", "a.jsonl", "-o", tmp_path / "t", "--vocab-size", "300"]
+    done = tokenmill(*arguments, "--text-key", "body", cwd=folder)
+    assert sentence(done) == "a.jsonl: no field 'body'; the record has 'text'. Pass --text-key text"
+    assert "'xml' is not known" in sentence(tokenmill(*arguments, "--format", "xml", cwd=folder))
+    assert tokenmill(*arguments, "--format", "text", cwd=folder).returncode == 0
+
+
 def test_separators_may_be_written_with_escapes(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo\nlines\n\nthree")
     flags = ["tokenize", tmp_path / "a.txt", "--tokenizer", "bytes"]
@@ -272,6 +332,30 @@ class Terminal:
             time.sleep(0.01)
 
 
+def screen_of(output: str, width: int = 80) -> list[str]:
+    """What is left to see of a program's output, as far as it moves up and erases lines."""
+    rows: list[list[str]] = [[]]
+    row = column = 0
+    for match in re.finditer(r"\x1b\[([?0-9;]*)([A-Za-z])|(.)", output, re.DOTALL):
+        argument, action, character = match.groups()
+        if action == "A":
+            row = max(0, row - int(argument or 1))
+        elif action == "K":
+            rows[row] = []
+        elif character == "\r":
+            column = 0
+        elif character == "\n":
+            row += 1
+        elif character:
+            row, column = (row + 1, 0) if column >= width else (row, column)
+            rows += [[] for _ in range(row + 1 - len(rows))]
+            rows[row] += " " * (column + 1 - len(rows[row]))
+            rows[row][column] = character
+            column += 1
+        rows += [[] for _ in range(row + 1 - len(rows))]
+    return ["".join(line).rstrip() for line in rows]
+
+
 def test_a_terminal_shows_a_bar_that_gives_way_to_the_summary(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(jsonl(["x" * 1000] * 2000))
     arguments = [
@@ -296,18 +380,19 @@ def test_a_terminal_shows_a_bar_that_gives_way_to_the_summary(tmp_path: Path) ->
 
 
 def test_ctrl_c_in_a_terminal_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(jsonl(["x" * 100] * 3000))
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["x" * 100] * 9000))
     out = tmp_path / "out"
     terminal = Terminal(
         command("tokenize", tmp_path / "a.jsonl", "-o", out, "--tokenizer", "bytes", "--task-bytes", "1kB")
     )
-    wait_for(lambda: terminal.read() and len(list((out / ".tasks").glob("0*.json"))) > 5)
+    wait_for(lambda: "━" in terminal.read().decode("utf-8", "replace"))
     terminal.press(b"\x03\x03\x03")
     assert terminal.wait() == 130
     shown = terminal.output.decode()
     assert "stopped by SIGINT; run the same command again to continue" in shown
     assert "Traceback" not in shown
     assert not (out / ".lock").exists()
+    assert not any("━" in line for line in screen_of(shown)), "a piece of the bar is left over"
 
 
 @pytest.mark.parametrize("delay", [0.05, 0.25, 0.5])
@@ -346,7 +431,7 @@ def test_an_unfinished_store_is_told_apart_from_a_finished_one(folder: Path, tmp
     flags = ["tokenize", tmp_path / "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes"]
     done = tokenmill(*flags)
     assert done.returncode == 1
-    assert sentence(done).startswith("a.jsonl line 2: not JSON")
+    assert sentence(done).startswith(f"{tmp_path / 'a.jsonl'} line 2: not JSON")
     for name in ("inspect", "verify"):
         assert "unfinished" in tokenmill(name, tmp_path / "out").stderr
     done = tokenmill(*flags, "--on-error", "skip")

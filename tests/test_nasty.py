@@ -147,8 +147,11 @@ def _check_skipped(
 
 
 def _place(row: dict[str, Any]) -> int | None:
-    line: int | None = row["row"] if "row" in row else row["line"]
-    return line
+    return next(row[unit] for unit in ("row", "element", "line") if unit in row)  # type: ignore[no-any-return]
+
+
+def _unit(name: str) -> str:
+    return {".parquet": "row", ".json": "element"}.get(Path(name).suffix, "line")
 
 
 @pytest.mark.parametrize("task_bytes", [1 << 22, 25, 7], ids=lambda size: f"{size}-bytes-per-task")
@@ -214,7 +217,8 @@ def test_fail_names_the_file_and_the_first_bad_line(
         tokenize_here(tmp_path / name, tmp_path / "out", tokenizer="bytes", workers=1)
     message = str(caught.value)
     first = next(iter(BAD[name].rejects))
-    assert message.startswith(f"{name}: " if first is None else f"{name} line {first}: ")
+    where = tmp_path / name
+    assert message.startswith(f"{where}: " if first is None else f"{where} {_unit(name)} {first}: ")
     assert "\n" not in message
     assert capfd.readouterr().err == ""
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -256,7 +260,7 @@ def test_a_corrupt_parquet_page_costs_the_rows_behind_it(tmp_path: Path) -> None
     at = data.index(b"row 60 ")
     data[at : at + 6] = b"ROW 60"
     path.write_bytes(data)
-    with pytest.raises(tm.DataError, match=r"a\.parquet line \d+: damaged Parquet data"):
+    with pytest.raises(tm.DataError, match=r"a\.parquet row \d+: damaged Parquet data"):
         tokenize_here(path, tmp_path / "fail", tokenizer="bytes", workers=1)
     store = tokenize_here(path, tmp_path / "out", tokenizer="bytes", on_error="skip", task_bytes=80_000, workers=1)
     kept = texts_of(store)
@@ -367,7 +371,8 @@ def test_fail_names_what_is_wrong_with_a_file_of_the_readme(name: str, nasty: Pa
     with pytest.raises(tm.DataError) as caught:
         tokenize_here(nasty / name, tmp_path / "out", tokenizer="bytes", workers=1)
     line = LINES[name][1][0]
-    assert str(caught.value).startswith(f"{name}: " if line is None else f"{name} line {line}: ")
+    place = "" if line is None else f" {_unit(name)} {line}"
+    assert str(caught.value).startswith(f"{nasty / name}{place}: ")
 
 
 def test_another_text_key_reads_the_file_with_another_column(nasty: Path, tmp_path: Path) -> None:

@@ -84,6 +84,17 @@ def test_nested_text_and_kept_columns(tmp_path: Path) -> None:
     assert [at for at, *_ in read.rejects] == [1, 2]
 
 
+def test_a_column_whose_name_has_dots_is_found_before_a_nested_one(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"a.b": ["flat", "two"], "c.d": ["x", "y"]}), path)
+    assert read_parquet(path, text_key="a.b", keep_keys=("c.d",)).texts == ["flat", "two"]
+    assert read_parquet(path, text_key="a.b", keep_keys=("c.d",)).kept == [("x",), ("y",)]
+    with pytest.raises(DataError, match="columns of strings: 'a.b', 'c.d'"):
+        read_parquet(path)
+    pq.write_table(pa.table({"a": [{"b": "nested"}], "a.b": ["flat"]}), path)
+    assert read_parquet(path, text_key="a.b").texts == ["flat"]
+
+
 @pytest.mark.parametrize(
     ("column", "options", "message"),
     [

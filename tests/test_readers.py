@@ -30,6 +30,7 @@ from tests.reading import (
 )
 from tokenmill.errors import DataError, UsageError
 from tokenmill.files import detect_compression, open_stream
+from tokenmill.pipeline.plan import inspect_inputs
 from tokenmill.readers import READERS, ReadOptions, detect_format, reader_for
 from tokenmill.readers.parquet import ParquetReader
 
@@ -293,7 +294,25 @@ def test_damage_drops_the_document_it_cuts_and_is_a_reject(format: str) -> None:
         ("a.jsonl", b"", "jsonl"),
         ("a.NDJSON", b"not json", "jsonl"),
         ("a.jsonl.gz", b'{"text": "a"}', "jsonl"),
-        ("a.txt.zst", b'{"text": "a"}', "text"),
+        ("a.txt.zst", b'{"text": "a"}', "jsonl"),
+        ("a.txt", b'{"text": "a"}\n\n{"text": "' + b"a" * 70_000, "jsonl"),
+        ("a.txt", b'{"text": "a"}\nand a line of text\n', "text"),
+        ("a.txt", b'{"text": "a"}{"text": "b"}\n', "text"),
+        ("a.txt", b'{"text": "' + b"a" * 70_000, "text"),
+        ("a.md", b"{curly}\n", "text"),
+        ("a.jsonl", b'[{"text": "a"},\n {"text": "b"}]', "json"),
+        ("a.jsonl", b'[{"text": "a"}, {"text": "' + b"a" * 70_000, "json"),
+        ("a.jsonl", b'[1, 2]\n{"text": "b"}\n', "jsonl"),
+        ("a.jsonl", b'[{"text": "a"}]\n{"text": "b"}\n', "jsonl"),
+        ("a.json", b'{"text":"a"}\n{\n "text":\n "b"\n}\n', "json"),
+        ("a.json", b'{"text":"a"}\n{"text":"c"}{"text":"d"}', "json"),
+        ("a.json", b'{"text":"a"}\n{"text":"c"} {"text":"d"}\n{"text":"e"}\n', "json"),
+        ("a.json", b'{"text":"a"}\n{\n "text": "' + b"a" * 70_000, "json"),
+        ("a.json", b'{"text":"a"}\n{"text": oh\n{"text":"b"}\n', "jsonl"),
+        ("a.json", b'{"text":"a"}\n{"text":"b"} garbage\n{"text":"c"}\n', "jsonl"),
+        ("a.json", b'{"text":"a"}\n{"text":"' + b"a" * 70_000, "jsonl"),
+        ("part-0", b'[{"text": "a"}]', "json"),
+        ("part-0", b'{\n "text": "a"\n}\n', "json"),
         ("a.md", b"# a", "text"),
         ("a.text", b"", "text"),
         ("a.json", b' [{"text": "a"}]', "json"),
@@ -330,6 +349,15 @@ def test_the_format_inside_a_compressed_file_is_looked_at(tmp_path: Path, compre
     path = tmp_path / "a.json.zst"
     path.write_bytes(compress(b'{"text": "a"}\n{"text": "b"}\n'))
     assert detect_format(path, path.read_bytes(), ReadOptions()) == "jsonl"
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor().compress])
+@pytest.mark.parametrize("format", ["auto", "parquet"])
+def test_parquet_inside_a_compressed_file_is_refused(tmp_path: Path, compress: Any, format: str) -> None:
+    path = tmp_path / "a.parquet.gz"
+    path.write_bytes(compress(b"PAR1 and more"))
+    with pytest.raises(DataError, match="compressed Parquet; decompress it"):
+        inspect_inputs([path], format, ReadOptions())
 
 
 def test_an_unknown_reader_is_refused() -> None:

@@ -292,6 +292,29 @@ def test_a_large_input_that_was_changed_between_samples_is_read_again(tmp_path: 
     assert snapshot(fresh.path) == snapshot(store.path)
 
 
+def test_a_large_input_that_was_modified_after_the_store_was_finished_is_told_of(tmp_path: Path) -> None:
+    """Between the samples of a fingerprint, only the time of modification tells."""
+    path, small, out = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "out"
+    data = bytearray(jsonl(["x" * 999_000 + str(number) for number in range(9)]))
+    path.write_bytes(data)
+    small.write_bytes(jsonl(["small"]))
+    arguments = ["tokenize", path, small, "-o", out, "--tokenizer", "bytes"]
+    assert tokenmill(*arguments).returncode == 0
+    again = tokenmill(*arguments)
+    assert (again.returncode, again.stderr) == (0, "")
+    data[200_000] = ord("y")
+    path.write_bytes(data)
+    small.touch()
+    again = tokenmill(*arguments)
+    assert again.returncode == 0
+    assert f"{out} is already finished" in again.stdout
+    assert again.stderr.startswith(f"{path} was modified after {out} was finished; its size and a sample")
+    assert len(again.stderr.splitlines()) == 1
+    data[70_000] = ord("y")
+    path.write_bytes(data)
+    assert "other content than when" in sentence(tokenmill(*arguments))
+
+
 def test_shards_that_went_missing_from_an_unfinished_store_are_made_again(stopped: Stopped) -> None:
     shards = sorted((stopped.out / "train").glob("*.bin"))
     shards[0].unlink()
@@ -358,6 +381,20 @@ def test_the_same_command_on_a_finished_store_says_so_and_writes_nothing(tmp_pat
             *(f"train/shard-00000-0000.{suffix}" for suffix in ("bin", "docs.parquet", "idx")),
         ]
     )
+
+
+def test_a_finished_store_that_cannot_be_written_is_finished_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = tmp_path / "a.jsonl", tmp_path / "out"
+    path.write_bytes(jsonl(["one", "two"]))
+    tokenize_here(path, out, tokenizer="bytes")
+    before = identities(out), out.stat().st_mtime_ns
+    monkeypatch.setattr("tokenmill.pipeline.run.os.access", lambda *_: False)
+    assert tokenize_here(path, out, tokenizer="bytes").num_documents == 2
+    with pytest.raises(tm.StoreError, match="--seed 0; this run has 1"):
+        tokenize_here(path, out, tokenizer="bytes", seed=1)
+    assert (identities(out), out.stat().st_mtime_ns) == before
 
 
 def test_what_a_kill_after_the_manifest_leaves_is_cleared_away(tmp_path: Path) -> None:

@@ -203,14 +203,13 @@ def test_a_real_run_is_seen_running_then_stopped_then_finished(tmp_path: Path) -
     assert len(status.attempts) == 2
 
 
-def test_a_run_that_ended_early_says_why(tmp_path: Path, tiny_tokenizer: Path) -> None:
+def test_a_run_that_ended_early_says_why(tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     corpus = tmp_path / "bad.jsonl"
     corpus.write_text('{"text": "good"}\n' * 4000 + "{bad\n")
     with pytest.raises(DataError):
         tokenize(corpus, tmp_path / "store", tokenizer=str(tiny_tokenizer), task_bytes="20KB", workers=1)
-    assert "It said: bad.jsonl line 4001: not JSON" in " ".join(draw(tmp_path / "store").split()).replace(
-        str(tmp_path) + "/", ""
-    )
+    assert "It said: bad.jsonl line 4001: not JSON" in " ".join(draw(tmp_path / "store").split())
 
 
 def test_a_running_status_shows_the_machine(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.running import (
     sources_of,
     texts_of,
     tokenize_here,
+    tokenmill,
     write_damaged_parquet,
     write_parquet,
 )
@@ -264,6 +265,7 @@ def test_special_token_strings_can_be_errors(tmp_path: Path, tiny_tokenizer: Pat
     assert store.manifest.rejects == {"malformed-json": 1, "special-token": 2}
     assert store.num_documents == 2
     assert [row["reason"] for row in rejects_of(store.path)] == ["special-token", "malformed-json", "special-token"]
+    assert [row["line"] for row in rejects_of(store.path)] == [2, 3, 4]
     assert [row["byte"] for row in rejects_of(store.path)] == [
         len(data[0]) + 1,
         len(data[0]) + len(data[1]) + 2,
@@ -271,6 +273,71 @@ def test_special_token_strings_can_be_errors(tmp_path: Path, tiny_tokenizer: Pat
     ]
     with pytest.raises(tm.TokenmillError, match="more than --max-errors 2"):
         tokenize_here(path, tmp_path / "few", **flags, on_error="skip", max_errors=2)
+
+
+@pytest.mark.parametrize("task_bytes", [100, 1 << 20])
+@pytest.mark.parametrize(
+    ("name", "place", "flags"),
+    [
+        ("a.jsonl", "line 13", {}),
+        ("a.jsonl.gz", "line 13", {}),
+        ("a.txt", "line 13", {}),
+        ("a.txt.zst", "line 13", {}),
+        ("a.txt", "byte 80", {"separator": "\n\n"}),
+        ("a.json", "element 11", {}),
+        ("a.parquet", "row 11", {}),
+    ],
+)
+def test_a_special_token_in_a_text_is_found_by_its_place(
+    name: str, place: str, flags: dict[str, Any], task_bytes: int, tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    texts = [f"text {number}" for number in range(10)] + ["<|endoftext|>"]
+    path = tmp_path / name
+    if name == "a.parquet":
+        write_parquet(path, texts, rows_per_group=3)
+    elif name == "a.json":
+        path.write_text(json.dumps([{"text": text} for text in texts], indent=1))
+    else:
+        lines = texts if ".txt" in name else [json.dumps({"text": text}) for text in texts]
+        # Two blank lines among the first ones: these are lines, and no documents.
+        data = "\n\n".join(lines) if flags else "\n".join([*lines[:4], "", "\r", *lines[4:]])
+        path.write_bytes(compress(data.encode(), {".gz": "gz", ".zst": "zst"}.get(path.suffix, "none")))
+    flags = {"tokenizer": str(tiny_tokenizer), "special_tokens": "error", "task_bytes": task_bytes, **flags}
+    with pytest.raises(tm.DataError) as caught:
+        tokenize_here(path, tmp_path / "fail", **flags)
+    assert str(caught.value).startswith(f"{path} {place}: the text has the string of a special token")
+    store = tokenize_here(path, tmp_path / "skip", **flags, on_error="skip")
+    (reject,) = rejects_of(store.path)
+    unit, number = place.split()
+    assert (reject["file"], reject[unit]) == (name, int(number))
+    assert set(reject) & {"line", "byte", "row", "element"} == {
+        "row": {"row"}, "element": {"element"}, "line": {"line", "byte"}, "byte": {"line", "byte"},
+    }[unit]  # fmt: skip
+
+
+def test_an_error_names_the_file_as_the_user_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("x", "y"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+        (tmp_path / "data" / folder / "a.txt").write_bytes(b"good\nb\xffd\n")
+    monkeypatch.chdir(tmp_path / "data")
+    with pytest.raises(tm.DataError, match=r"^x/a\.txt line 2: byte 1"):
+        tokenize_here(["x", "y"], tmp_path / "out", tokenizer="bytes")
+    monkeypatch.chdir(tmp_path / "data" / "y")
+    with pytest.raises(tm.DataError, match=r"^\.\./x/a\.txt line 2: byte 1"):
+        tokenize_here(["../x"], tmp_path / "out2", tokenizer="bytes")
+    with pytest.raises(tm.DataError, match=rf"^{tmp_path}/data/x/a\.txt line 2: byte 1"):
+        tokenize_here([str(tmp_path / "data" / "x")], tmp_path / "out3", tokenizer="bytes")
+
+
+def test_json_lines_that_are_called_text_are_read_as_json_lines_and_said_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(jsonl(["one", "two"]))
+    done = tokenmill("tokenize", path, "-o", tmp_path / "out", "--tokenizer", "bytes")
+    assert done.returncode == 0
+    assert f"{path}: JSON lines by content, and read as such; pass --format text" in done.stderr
+    assert texts_of(tm.open(tmp_path / "out")) == ["one", "two"]
+    plain = tokenize_here(path, tmp_path / "plain", tokenizer="bytes", format="text")
+    assert texts_of(plain) == ['{"text": "one"}', '{"text": "two"}']
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "json", "parquet", "txt"])

@@ -25,7 +25,7 @@ class Reject(msgspec.Struct, frozen=True, omit_defaults=True):
     """One record that is not tokenized.
 
     `position` counts bytes of the decompressed input, or rows of a Parquet file; `line`
-    counts lines (rows, elements) from the start of the span that was read, from 0.
+    counts lines (rows, elements) from the start of the span that was read, from 0; -1 where there are none.
     `num_documents` is above one when damage hides a known number of rows.
     """
 
@@ -48,8 +48,8 @@ class Trained(NamedTuple):
 class TextBatch:
     """Texts in input order, where each one came from, and what was refused among them.
 
-    Of supervised data a reader gives `records`, the values of the fields that were asked for, and the line of
-    each; rendering them gives texts, and what of them is `trained` on.
+    Of supervised data a reader gives `records`, the values of the fields that were asked for; rendering them
+    gives texts, and what of them is `trained` on. `lines` are counted as those of a `Reject`.
     """
 
     texts: list[str]
@@ -68,6 +68,8 @@ class TextBatch:
         """Leave out the texts that are not among `which`."""
         self.positions = self.positions[which]
         self.texts = list(compress(self.texts, which))
+        if self.lines is not None:
+            self.lines = self.lines[which]
         if self.kept is not None:
             self.kept = list(compress(self.kept, which))
         if self.trained is not None:

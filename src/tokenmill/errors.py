@@ -24,21 +24,20 @@ class UsageError(TokenmillError):
 
 
 class DataError(TokenmillError):
-    """An input that cannot be read or holds a document that cannot be tokenized."""
+    """An input that cannot be read or holds a document that cannot be tokenized.
 
-    def __init__(self, path: str, reason: str, *, line: int | None = None) -> None:
+    `place` is where in the input: `line 4`, `row 4` of Parquet, `element 4` of a JSON array, or `byte 81`.
+    """
+
+    def __init__(self, path: str, reason: str, place: str | None = None) -> None:
         self.path = path
         self.reason = reason
-        self.line = line
-        where = path if line is None else f"{path} line {line}"
+        self.place = place
+        where = path if place is None else f"{path} {place}"
         super().__init__(f"{where}: {reason}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_data_error, (self.path, self.reason, self.line))
-
-
-def _rebuild_data_error(path: str, reason: str, line: int | None) -> DataError:
-    return DataError(path, reason, line=line)
+        return (DataError, (self.path, self.reason, self.place))
 
 
 class StoreError(TokenmillError):

@@ -275,7 +275,7 @@ def fingerprint(path: Path) -> str:
     """A hash that tells two contents apart without reading all of a large file.
 
     xxh3-128 of the size (8 bytes, little endian), then the whole content up to 8 MiB; above
-    that the first and last 64 KiB and 64 blocks of 4 KiB spread evenly between them.
+    that the first and last 64 KiB and 64 blocks of 64 KiB spread evenly between them.
     """
     import xxhash
 
@@ -285,9 +285,9 @@ def fingerprint(path: Path) -> str:
         if size <= WHOLE_FINGERPRINT_BYTES:
             spans = [(0, size)]
         else:
-            edge, block = 64 << 10, 4 << 10
-            room = size - 2 * edge - block
-            spans = [(0, edge), *((edge + room * index // 63, block) for index in range(64)), (size - edge, edge)]
+            block = 64 << 10
+            room = size - 3 * block
+            spans = [(0, block), *((block + room * index // 63, block) for index in range(64)), (size - block, block)]
         for offset, length in spans:
             file.seek(offset)
             while length and (data := file.read(min(length, 1 << 20))):

@@ -167,6 +167,7 @@ class PlainLines:
     def __init__(self, *, tells_machine: bool = False) -> None:
         self._tells_machine = tells_machine
         self._last = time.monotonic() - LINE_SECONDS + 1.0
+        self._unsaid: Snapshot | None = None
 
     def say(self, text: str, *, style: str = "") -> None:
         """Print the text as it is."""
@@ -174,14 +175,21 @@ class PlainLines:
 
     def update(self, snapshot: Snapshot) -> None:
         """Print a line every few seconds."""
+        self._unsaid = snapshot
         if time.monotonic() - self._last >= LINE_SECONDS:
             self._last = time.monotonic()
-            print(f"{snapshot.line()}  ({snapshot.details()})", file=sys.stderr, flush=True)
-            if self._tells_machine and snapshot.machine is not None:
-                print(f"        {snapshot.machine.line()}", file=sys.stderr, flush=True)
+            self._print(snapshot)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Print that all is done, if it is and was not said yet."""
+        if self._unsaid is not None and self._unsaid.fraction == 1.0:
+            self._print(self._unsaid)
+
+    def _print(self, snapshot: Snapshot) -> None:
+        self._unsaid = None
+        print(f"{snapshot.line()}  ({snapshot.details()})", file=sys.stderr, flush=True)
+        if self._tells_machine and snapshot.machine is not None:
+            print(f"        {snapshot.machine.line()}", file=sys.stderr, flush=True)
 
 
 class JsonLines:
@@ -189,20 +197,29 @@ class JsonLines:
 
     def __init__(self) -> None:
         self._last = 0.0
+        self._unsaid: Snapshot | None = None
 
     def say(self, text: str, *, style: str = "") -> None:
         """Print a message event."""
-        self._print({"event": "message", "text": text, "level": style or "info"})
+        level = "error" if "red" in style else "warning" if "yellow" in style else "info"
+        self._print({"event": "message", "text": text, "level": level})
 
     def update(self, snapshot: Snapshot) -> None:
         """Print a progress event about once a second."""
+        self._unsaid = snapshot
         if time.monotonic() - self._last >= 1.0:
             self._last = time.monotonic()
-            rates = {"fraction": snapshot.fraction, "eta_seconds": snapshot.eta_seconds}
-            self._print({"event": "progress", **msgspec.to_builtins(snapshot), **rates})
+            self._tell(snapshot)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Print the last event, if all is done and it was not printed yet."""
+        if self._unsaid is not None and self._unsaid.fraction == 1.0:
+            self._tell(self._unsaid)
+
+    def _tell(self, snapshot: Snapshot) -> None:
+        self._unsaid = None
+        rates = {"fraction": snapshot.fraction, "eta_seconds": snapshot.eta_seconds}
+        self._print({"event": "progress", **msgspec.to_builtins(snapshot), **rates})
 
     def _print(self, event: dict[str, Any]) -> None:
         print(json.dumps({"time": round(time.time(), 3), **event}), file=sys.stderr, flush=True)
@@ -245,7 +262,8 @@ def render(snapshot: Snapshot, width: int) -> Any:
     from rich.text import Text
 
     table = Table.grid()
-    table.add_row(ProgressBar(total=1.0, completed=snapshot.fraction, width=min(width, 80)))
+    # Room for the ^C that a terminal writes behind it: a line that wraps would be left over when the bar goes.
+    table.add_row(ProgressBar(total=1.0, completed=snapshot.fraction, width=max(10, min(width - 8, 72))))
     table.add_row(Text(snapshot.line(), style="bold"))
     table.add_row(Text(snapshot.details(), style="dim"))
     return table

@@ -25,8 +25,16 @@ def print_summary(outcome: Outcome, request: Request) -> None:
         return
     for name, value in _rows(outcome):
         print(f"{name:<12} {value}")
-    print(f"\nNext: tokenmill inspect {request.out} --document 0")
+    print(f"\nNext: tokenmill inspect {request.out}{_first_document(manifest)}")
     sys.stdout.flush()
+
+
+def _first_document(manifest: Manifest) -> str:
+    """The flags that show a document, if there is one."""
+    split = next((name for name, split in manifest.splits.items() if split.num_documents), None)
+    if split is None:
+        return ""
+    return " --document 0" if split == "train" else f" --document 0 --split {split}"
 
 
 def _rows(outcome: Outcome) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import DataError, UsageError
 from tokenmill.files import expand_inputs, write_durably
 from tokenmill.pipeline.plan import InputFile, Span, inspect_inputs
 from tokenmill.pipeline.reading import read_span
@@ -110,6 +110,7 @@ class _Sample:
         self.num_documents = 0
         self.num_bytes = 0
         self.num_rejects = 0
+        self.first_reject: DataError | None = None
 
     def describe(self) -> str:
         """What will be read, as far as sizes on disk foretell it."""
@@ -139,6 +140,8 @@ class _Sample:
             return
         for batch in read_span(file, span, self._options):
             self.num_rejects += sum(reject.num_documents for reject in batch.rejects)
+            if batch.rejects and self.first_reject is None:
+                self.first_reject = DataError(file.shown, batch.rejects[0].detail)
             for text in batch.texts:
                 size = len(text.encode())
                 if size > quota:
@@ -167,7 +170,7 @@ def _train(sample: _Sample, vocab_size: int, special_tokens: Sequence[str]) -> A
     texts = sample.texts()
     first = next(texts, None)
     if first is None:
-        raise UsageError("the inputs hold no text to train on")
+        raise sample.first_reject or UsageError("the inputs hold no text to train on")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

@@ -198,7 +198,8 @@ def test_a_full_disk_is_one_sentence_and_more_room_lets_the_run_finish(
     for _ in range(2):
         done = tokenmill(*arguments(path, out))
         assert done.returncode == 1
-        assert "No space left on device" in sentence(done)
+        assert f"No space left on device ({out}" in sentence(done)
+        assert "; free some space, then run the same command again" in sentence(done)
         assert not list(out.rglob("*.tmp"))
     mount("size=50m,nr_inodes=10000")
     done = tokenmill(*arguments(path, out))
@@ -215,8 +216,8 @@ def test_a_limit_on_file_sizes_is_one_sentence_and_can_be_lifted(
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY)),
     )
     assert done.returncode == 1
-    assert "File too large" in sentence(done)
-    assert "run the same command again" in sentence(done)
+    assert f"File too large ({tmp_path / 'out'}" in sentence(done)
+    assert "(ulimit -f), then run the same command again" in sentence(done)
     assert not list(tmp_path.rglob("*.tmp"))
     assert tokenmill(*arguments(path, tmp_path / "out")).returncode == 0
     assert snapshot(tmp_path / "out") == expected
@@ -237,6 +238,11 @@ def test_a_read_only_directory_is_one_sentence(
     mount("rw")
     assert tokenmill(*arguments(path, out)).returncode == 0
     assert snapshot(out) == expected
+    mount("ro")
+    done = tokenmill(*arguments(path, out))
+    assert (done.returncode, f"{out} is already finished" in done.stdout) == (0, True), done.stderr
+    assert "made with --seed 0; this run has 1" in sentence(tokenmill(*arguments(path, out), "--seed", "1"))
+    assert "cannot be written" in sentence(tokenmill(*arguments(path, out), "--overwrite"))
 
 
 @pytest.mark.skipif(IS_ROOT, reason="root may write everywhere")

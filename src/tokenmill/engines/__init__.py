@@ -92,6 +92,8 @@ def choose(tokenizer: Tokenizer, engine: str = "auto", special_tokens: SpecialTo
         raise UsageError(f"--engine {engine} cannot load {tokenizer.name}; use auto, gigatoken or {reference}")
     if engine == reference:
         return Choice(reference, reference, named=True)
+    if engine == "gigatoken" and tokenizer.kind == "bytes":
+        raise UsageError("--engine gigatoken cannot be used for bytes, which are ids already; use --engine auto")
     from tokenmill.engines.gigatoken import why_not
 
     reason = why_not(tokenizer, special_tokens) if tokenizer.kind != "bytes" else None

@@ -197,7 +197,7 @@ def _from_huggingface(name: str, main_file: str, files: dict[str, bytes]) -> Tok
 
 
 def _from_sentencepiece(name: str, main_file: str, files: dict[str, bytes]) -> Tokenizer:
-    processor = sentencepiece_processor(files[main_file])
+    processor = sentencepiece_processor(files[main_file], main_file)
     size = int(processor.vocab_size())
     specials = {processor.id_to_piece(i): i for i in range(size) if processor.is_control(i)}
     bos, eos = (i if i >= 0 else None for i in (int(processor.bos_id()), int(processor.eos_id())))
@@ -206,7 +206,7 @@ def _from_sentencepiece(name: str, main_file: str, files: dict[str, bytes]) -> T
     return Tokenizer(name, "sentencepiece", "tokenizer.model", files, size, specials, bos, eos, adds_bos)
 
 
-def sentencepiece_processor(model: bytes) -> Any:
+def sentencepiece_processor(model: bytes, file: str = "tokenizer.model") -> Any:
     """The sentencepiece library's processor for a `.model`, or an error that says what is wrong."""
     try:
         import sentencepiece
@@ -216,7 +216,7 @@ def sentencepiece_processor(model: bytes) -> Any:
     try:
         processor.LoadFromSerializedProto(model)
     except Exception:
-        raise DataError("tokenizer.model", "is not a SentencePiece model") from None
+        raise DataError(file, "is not a SentencePiece model") from None
     return processor
 
 

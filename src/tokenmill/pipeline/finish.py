@@ -136,6 +136,9 @@ def _render_reject(reject: StoredReject, file: InputFile, lines_before: int) -> 
     row: dict[str, object] = {"file": file.name}
     if file.format == "parquet":
         row["row"] = reject.position + 1 if reject.line >= 0 else None
+    elif file.format == "json":
+        # Its bytes are those of the lines that were made of it, which nobody else has.
+        row["element"] = reject.line + lines_before + 1 if reject.line >= 0 else None
     else:
         row["line"] = reject.line + lines_before + 1 if reject.line >= 0 else None
         row["byte"] = reject.position

@@ -45,7 +45,7 @@ def hold_gate(job: Job, engine: Engine) -> GateResult:
     if job.engine == reference_name:
         found = sample()
         parity = ParityInfo(reference=reference_name, num_documents=0, num_bytes=0, num_awkward=0, num_mismatches=0)
-        return GateResult(parity, _preview(job, engine, tokenizer, found.documents))
+        return GateResult(parity, _preview(job, engine, tokenizer, found.documents), found.unseen_keys)
     awkward = awkward_strings(list(tokenizer.special_tokens))
     reference = create(reference_name, tokenizer, special_tokens, threads=True)
     with ThreadPoolExecutor(1) as pool:
@@ -62,7 +62,7 @@ def hold_gate(job: Job, engine: Engine) -> GateResult:
         num_mismatches=len(differing),
         example=differing[0][:200] if differing else None,
     )
-    return GateResult(parity, _preview(job, engine, tokenizer, found.documents))
+    return GateResult(parity, _preview(job, engine, tokenizer, found.documents), found.unseen_keys)
 
 
 def mismatches(engine: Engine, reference: Engine, texts: list[str]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import msgspec
 
 from tokenmill.errors import DataError, MissingDependencyError, StoreError, TokenmillError, UsageError
@@ -31,6 +33,14 @@ __all__ = [
     "decode_to_worker",
     "encode",
 ]
+
+
+_FREE_SPACE = "free some space, then "
+_REMEDIES = {
+    errno.ENOSPC: _FREE_SPACE,
+    errno.EDQUOT: _FREE_SPACE,
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), then ",
+}
 
 
 class RunTask(msgspec.Struct, tag=True, frozen=True):
@@ -75,27 +85,29 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     """The worker met an error that ends the run."""
 
     kind: str
-    arguments: list[str | int | None]
+    arguments: list[str | None]
 
     @classmethod
-    def from_error(cls, error: BaseException) -> Failed:
-        """Put an exception into words that cross a process boundary."""
+    def from_error(cls, error: BaseException, store: str) -> Failed:
+        """Put an exception into words that cross a process boundary; a failed write may not know its file."""
         if isinstance(error, DataError):
-            return cls("data", [error.path, error.reason, error.line])
+            return cls("data", [error.path, error.reason, error.place])
         if isinstance(error, MissingDependencyError):
             return cls("missing", [error.what, error.extra])
         if isinstance(error, OSError):
-            where = f" ({error.filename})" if error.filename else ""
-            hint = "; free some space, then" if error.errno == 28 else ";"
-            return cls("store", [f"{error.strerror or error}{where}{hint} run the same command again to continue"])
+            hint = _REMEDIES.get(error.errno or 0, "")
+            said = (
+                f"{error.strerror or error} ({error.filename or store}); {hint}run the same command again to continue"
+            )
+            return cls("store", [said])
         kind = "usage" if isinstance(error, UsageError) else "store" if isinstance(error, StoreError) else "error"
         return cls(kind, [str(error) or type(error).__name__])
 
     def to_error(self) -> TokenmillError:
         """The exception again, on the other side."""
         if self.kind == "data":
-            path, reason, line = self.arguments
-            return DataError(str(path), str(reason), line=int(line) if line is not None else None)
+            path, reason, place = self.arguments
+            return DataError(str(path), str(reason), place)
         if self.kind == "missing":
             return MissingDependencyError(str(self.arguments[0]), str(self.arguments[1]))
         kind = {"usage": UsageError, "store": StoreError}.get(self.kind, TokenmillError)
@@ -139,6 +151,8 @@ class GateResult(msgspec.Struct, tag=True, frozen=True):
 
     parity: ParityInfo
     preview: Preview | None
+    unseen_keys: list[str] = []
+    """Fields to keep that no document of the sample has."""
 
 
 ToWorker = RunTask | FeedStream | Slot | RunGate | MayPublish

@@ -19,9 +19,15 @@ import msgspec
 import numpy as np
 
 from tokenmill.errors import DataError
-from tokenmill.files import changed_while_read, detect_compression, fingerprint, relative_names
+from tokenmill.files import (
+    WHOLE_FINGERPRINT_BYTES,
+    changed_while_read,
+    detect_compression,
+    fingerprint,
+    relative_names,
+)
 from tokenmill.pipeline.settings import Settings
-from tokenmill.readers import detect_format, reader_for
+from tokenmill.readers import detect_format, format_by_name, reader_for
 from tokenmill.readers.base import ReadOptions
 from tokenmill.readers.parquet import ParquetReader
 
@@ -33,6 +39,7 @@ __all__ = [
     "Task",
     "check_unchanged",
     "default_task_bytes",
+    "explain_formats",
     "inspect_inputs",
     "make_plan",
     "row_spans",
@@ -60,6 +67,11 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True):
     def text_bytes(self) -> int:
         """About how much text it holds: exact for plain files, an estimate for compressed ones."""
         return self.bytes if self.compression == "none" else self.bytes * COMPRESSION_RATIO
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the fingerprint is of a part of the content only."""
+        return self.bytes > WHOLE_FINGERPRINT_BYTES
 
     @property
     def shown(self) -> str:
@@ -129,34 +141,51 @@ def _inspect(path: Path, name: str, format: str, options: ReadOptions) -> InputF
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
         compression = detect_compression(head, str(path))
+        format = detect_format(path, head, options) if format == "auto" else format
+        if format == "parquet" and compression != "none":
+            raise DataError(str(path), "is compressed Parquet; decompress it: Parquet compresses inside")
         return InputFile(
             path=str(path.absolute()),
             name=name,
             bytes=status.st_size,
             fingerprint=fingerprint(path),
             mtime_ns=status.st_mtime_ns,
-            format=detect_format(path, head, options) if format == "auto" else format,
+            format=format,
             compression=compression,
         )
     except OSError as error:
         raise DataError(str(path), f"cannot be read: {error.strerror}") from None
 
 
-def check_unchanged(files: Iterable[InputFile]) -> None:
+def explain_formats(files: Iterable[InputFile]) -> str | None:
+    """What to tell of inputs that are called text and hold JSON lines."""
+    renamed = [file for file in files if file.format == "jsonl" and format_by_name(Path(file.path)) == "text"]
+    if not renamed:
+        return None
+    names = renamed[0].shown + (f" and {len(renamed) - 1:,} more" if len(renamed) > 1 else "")
+    return f"{names}: JSON lines by content, and read as such; pass --format text to tokenize the lines as they are"
+
+
+def check_unchanged(files: Iterable[InputFile]) -> list[InputFile]:
     """Refuse inputs that are no longer what they were when the run began: spans of them may be of either content.
 
-    One that was only touched passes, as its size and fingerprint tell.
+    One that was touched and has the same size and fingerprint passes; it is given back if its fingerprint is of a
+    sample of its content and no proof.
     """
+    doubtful = []
     for file in files:
         try:
             status = Path(file.path).stat()
-            if status.st_size == file.bytes and (
-                status.st_mtime_ns == file.mtime_ns or fingerprint(Path(file.path)) == file.fingerprint
-            ):
+            if (status.st_size, status.st_mtime_ns) == (file.bytes, file.mtime_ns):
+                continue
+            if status.st_size == file.bytes and fingerprint(Path(file.path)) == file.fingerprint:
+                if file.is_sampled:
+                    doubtful.append(file)
                 continue
         except OSError as error:
             raise DataError(file.shown, f"cannot be read any more: {error.strerror}") from None
         raise DataError(file.shown, changed_while_read(status.st_size, file.bytes))
+    return doubtful
 
 
 def make_plan(inputs: list[InputFile], settings: Settings) -> Plan:

@@ -17,7 +17,7 @@ from tokenmill.readers import reader_for
 from tokenmill.readers.base import ReadOptions
 from tokenmill.readers.parquet import ParquetReader
 
-__all__ = ["Render", "TextStream", "line_number", "read_span", "read_spool"]
+__all__ = ["Render", "TextStream", "describe_place", "read_span", "read_spool"]
 
 
 Render = Callable[[TextBatch], TextBatch]
@@ -103,19 +103,17 @@ class TextStream:
         return data
 
 
-def line_number(file: InputFile, task: Task, reject: Reject) -> int | None:
-    """The line of a reject in its whole input, from 1; None where lines mean nothing."""
+def describe_place(file: InputFile, task: Task, reject: Reject) -> str | None:
+    """Where in its whole input a reject is, counted from 1; bytes where the documents are no lines."""
     if file.format == "parquet":
-        return reject.position + 1 if reject.line >= 0 else None
+        return f"row {reject.position + 1}" if reject.line >= 0 else None
     if reject.line < 0:
-        countable = file.format == "jsonl" and file.compression == "none"
-        return _count_line_ends(Path(file.path), reject.position) + 1 if countable else None
-    if task.spool is not None:
-        return task.first_line + reject.line + 1
+        return f"byte {reject.position}"
     span = task.spans[0]
-    if len(task.spans) > 1 or span.start == 0:
-        return reject.line + 1
-    return _count_line_ends(Path(file.path), reject.position) + 1
+    number = task.first_line + reject.line
+    if task.spool is None and len(task.spans) == 1 and span.start > 0:
+        number = _count_line_ends(Path(file.path), reject.position)
+    return f"{'element' if file.format == 'json' else 'line'} {number + 1}"
 
 
 def _count_line_ends(path: Path, stop: int) -> int:

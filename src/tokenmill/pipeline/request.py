@@ -71,9 +71,15 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
             if name not in known:
                 raise UsageError(f"{_flag(name)} is not a flag of tokenize; see tokenmill tokenize --help")
         try:
-            return msgspec.convert(dict(flags), cls)
+            request = msgspec.convert(dict(flags), cls)
         except msgspec.ValidationError as error:
-            raise UsageError(_explain(str(error))) from None
+            raise UsageError(_explain(str(error), flags)) from None
+        if request.max_errors is not None and request.on_error == "fail":
+            raise UsageError(
+                f"--max-errors {request.max_errors} counts what is skipped, and --on-error fail stops at the first bad "
+                "record; add --on-error skip"
+            )
+        return request
 
     def reading(self) -> ReadOptions:
         """How documents are found in the inputs."""
@@ -208,8 +214,8 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _explain(message: str) -> str:
-    """`Expected ..., got ... - at `$.on_error`` with the flag in front."""
+def _explain(message: str, flags: Mapping[str, Any]) -> str:
+    """`Expected ..., got ... - at `$.on_error`` with the flag in front, and its value where that is not said."""
     text, _, where = message.partition(" - at `$.")
     name = where.rstrip("`")
     kind = get_type_hints(Request).get(name)
@@ -217,4 +223,6 @@ def _explain(message: str) -> str:
         literals = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]
         choices = ", ".join(choice for part in literals for choice in get_args(part))
         text += f"; expected {choices}, or a number" if choices == "auto" else f"; expected one of {choices}"
+    elif name in flags:
+        return f"{_flag(name)} {flags[name]}: {text[:1].lower()}{text[1:]}"
     return f"{_flag(name)}: {text}" if where else text

@@ -20,7 +20,7 @@ from tokenmill.pipeline.plan import InputFile
 from tokenmill.pipeline.settings import Settings
 from tokenmill.store.manifest import MANIFEST, Manifest, read_manifest
 
-__all__ = ["Standing", "begin_or_resume"]
+__all__ = ["Standing", "begin_or_resume", "find_finished"]
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,8 @@ def begin_or_resume(
     journal = Journal(store)
     if overwrite:
         _erase(store)
-    if (store / MANIFEST).exists():
-        manifest = read_manifest(store)
-        described = [(file.path, file.bytes, file.fingerprint) for file in manifest.inputs]
-        _refuse_differences(store, manifest.settings, settings.flags(), described, files, manifest.tokenizer.name)
+    manifest = find_finished(store, settings, files)
+    if manifest is not None:
         journal.sweep_finished()
         return Standing(manifest)
     if not journal.exists():
@@ -58,6 +56,16 @@ def begin_or_resume(
     _refuse_differences(store, saved.settings, settings.flags(), described, files, "another tokenizer")
     tokenizer.save(store / "tokenizer")
     return _resume(journal, saved, settings, files)
+
+
+def find_finished(store: Path, settings: Settings, files: list[InputFile]) -> Manifest | None:
+    """The manifest of a store that is finished, if this request would make the same one; None if there is none."""
+    if not (store / MANIFEST).exists():
+        return None
+    manifest = read_manifest(store)
+    described = [(file.path, file.bytes, file.fingerprint) for file in manifest.inputs]
+    _refuse_differences(store, manifest.settings, settings.flags(), described, files, manifest.tokenizer.name)
+    return manifest
 
 
 def _resume(journal: Journal, saved: SavedPlan, settings: Settings, files: list[InputFile]) -> Standing:

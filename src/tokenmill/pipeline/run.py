@@ -30,15 +30,15 @@ from tokenmill.pipeline.finish import finish
 from tokenmill.pipeline.journal import Journal, Lock
 from tokenmill.pipeline.messages import Failed, GateResult
 from tokenmill.pipeline.observer import Observer
-from tokenmill.pipeline.plan import InputFile, Plan, check_unchanged, inspect_inputs, make_plan
+from tokenmill.pipeline.plan import InputFile, Plan, check_unchanged, explain_formats, inspect_inputs, make_plan
 from tokenmill.pipeline.request import Request
-from tokenmill.pipeline.resume import Standing, begin_or_resume
+from tokenmill.pipeline.resume import Standing, begin_or_resume, find_finished
 from tokenmill.pipeline.scheduler import WORKER, Scheduler, Tally
 from tokenmill.pipeline.settings import Settings
 from tokenmill.pipeline.task import Job
 from tokenmill.pipeline.worker import WarmJob
 from tokenmill.progress import Display, Silence
-from tokenmill.store.manifest import Manifest, ParityInfo
+from tokenmill.store.manifest import MANIFEST, Manifest, ParityInfo
 from tokenmill.store.store import TokenStore
 
 __all__ = ["Interrupted", "tokenize"]
@@ -93,6 +93,9 @@ def run(request: Request, display: Display, started: LocalExecutor | None = None
         files = inspect_inputs(paths, request.format, request.reading())
         settings = request.settings(tokenizer, files)
         budget = make_budget(request, len(tokenizer.files[tokenizer.main_file]))
+        finished = _find_read_only(request, settings, files)
+        if finished is not None:
+            return _report_finished(finished, Path(request.out), files, display)
         store = _prepare_directory(Path(request.out))
         lock = Lock(store)
         try:
@@ -102,15 +105,28 @@ def run(request: Request, display: Display, started: LocalExecutor | None = None
         try:
             standing = begin_or_resume(store, settings, files, tokenizer, overwrite=request.overwrite)
             if standing.manifest is not None:
-                return Outcome(standing.manifest, None)
-            for note in (*standing.notes, *([choice.note] if choice.note else [])):
-                display.say(note, style="yellow")
+                return _report_finished(standing.manifest, store, files, display)
+            for note in (explain_formats(files), *standing.notes, choice.note):
+                if note:
+                    display.say(note, style="yellow")
             attempt = _Attempt(request, display, executor, tokenizer, choice, files, settings, standing)
             return attempt.carry_out(budget)
         except (OSError, _Signal) as error:
             raise _in_words(error, store) from None
         finally:
             lock.release()
+
+
+ONLY_SAMPLED = "its size and a sample of its content are the same; if it may be another text, run with --overwrite"
+
+
+def _report_finished(manifest: Manifest, store: Path, files: list[InputFile], display: Display) -> Outcome:
+    """There is nothing to do; of inputs that were written to after the store was, a sample is no proof of that."""
+    finished_ns = (store / MANIFEST).stat().st_mtime_ns
+    for file in files:
+        if file.is_sampled and file.mtime_ns > finished_ns:
+            display.say(f"{file.shown} was modified after {store} was finished; {ONLY_SAMPLED}", style="yellow")
+    return Outcome(manifest, None)
 
 
 class _Attempt:
@@ -145,7 +161,8 @@ class _Attempt:
         observer = Observer(self._store, self._display, budget)
         try:
             tally = self._run(self._choice.engine, plan, observer, budget)
-            check_unchanged(self._files)
+            for file in check_unchanged(self._files):
+                self._display.say(f"{file.shown} was modified during the run; {ONLY_SAMPLED}", style="yellow")
         except BaseException as error:
             said = _in_words(error, self._store)
             self._executor.close()
@@ -153,6 +170,10 @@ class _Attempt:
             self._sweep()
             raise said from None
         self._executor.close()
+        if observer.snapshot is not None:
+            # A limit, or what follows the last document of a stream, may leave some bytes unread.
+            total = observer.snapshot.total_bytes
+            self._display.update(msgspec.structs.replace(observer.snapshot, done_bytes=total))
         observer.close(completed=True)
         observer.write_run_file()
         parity = self._parity
@@ -178,6 +199,9 @@ class _Attempt:
             if result.parity.num_mismatches:
                 raise _Mismatch(result.parity)
             _introduce(self._display, self._tokenizer, job, result, budget)
+            if result.unseen_keys:
+                names = ", ".join(map(repr, result.unseen_keys))
+                self._display.say(f"--keep-keys: no document that was looked at has {names}", style="yellow")
 
         scheduler = Scheduler(
             self._executor,
@@ -286,6 +310,14 @@ def _outside(paths: list[Path], store: Path) -> list[Path]:
     return [path for path in paths if not str(path.absolute()).startswith(folder)] or paths
 
 
+def _find_read_only(request: Request, settings: Settings, files: list[InputFile]) -> Manifest | None:
+    """The manifest of a finished store that nobody may write to, and nobody has to."""
+    store = Path(request.out)
+    if request.overwrite or not store.is_dir() or os.access(store, os.W_OK):
+        return None
+    return find_finished(store, settings, files)
+
+
 def _prepare_directory(store: Path) -> Path:
     """Make the directory, and refuse one that holds something else."""
     try:
@@ -310,7 +342,7 @@ def _in_words(error: BaseException, store: Path) -> BaseException:
             error.number,
         )
     if isinstance(error, OSError):
-        return Failed.from_error(error).to_error()
+        return Failed.from_error(error, str(store)).to_error()
     return error
 
 

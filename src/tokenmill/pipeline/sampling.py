@@ -52,6 +52,8 @@ class Sample:
 
     documents: list[Document] = field(default_factory=list)
     num_characters: int = 0
+    unseen_keys: list[str] = field(default_factory=list)
+    """Fields to keep that no document has which was read."""
 
     @property
     def is_enough(self) -> bool:
@@ -76,7 +78,8 @@ def take_sample(inputs: list[InputFile], options: ReadOptions, split: Split, ren
     """
     sample, long = Sample(), _LongDocuments(split)
     num_read, most_whole_bytes = 0, HELD_BYTES
-    for text in _in_turn(inputs, options, render):
+    seen_keys: set[str] = set()
+    for text in _in_turn(inputs, options, render, seen_keys):
         num_read += len(text)
         if len(text) <= LONG_DOCUMENT:
             sample.add(Document([text]))
@@ -90,6 +93,7 @@ def take_sample(inputs: list[InputFile], options: ReadOptions, split: Split, ren
         if sample.is_enough:
             break
         sample.add(document)
+    sample.unseen_keys = [key for key in options.keep_keys if key not in seen_keys] if num_read else []
     return sample
 
 
@@ -133,13 +137,15 @@ def _take_parts(text: str) -> Document:
     return Document([text[start : start + PART] for start in starts], is_whole=False)
 
 
-def _in_turn(inputs: list[InputFile], options: ReadOptions, render: Render | None) -> Iterator[str]:
+def _in_turn(
+    inputs: list[InputFile], options: ReadOptions, render: Render | None, seen_keys: set[str]
+) -> Iterator[str]:
     """A text from each of 32 places, then the next from each; a place without more gives way to another."""
     places = _places(inputs, options)
     readers: deque[Iterator[str]] = deque()
     while True:
         while len(readers) < PLACES and (place := next(places, None)) is not None:
-            readers.append(_texts(inputs[place.input], place, options, render))
+            readers.append(_texts(inputs[place.input], place, options, render, seen_keys))
         if not readers:
             return
         text = next(readers[0], None)
@@ -189,9 +195,14 @@ def _spread(count: int) -> Iterator[int]:
             yield reversed_bits
 
 
-def _texts(file: InputFile, span: Span, options: ReadOptions, render: Render | None) -> Iterator[str]:
+def _texts(
+    file: InputFile, span: Span, options: ReadOptions, render: Render | None, seen_keys: set[str]
+) -> Iterator[str]:
     try:
         for batch in read_span(file, span, options, render):
+            for index, key in enumerate(options.keep_keys):
+                if key not in seen_keys and any(row[index] is not None for row in batch.kept or ()):
+                    seen_keys.add(key)
             yield from batch.texts
     except DataError:
         # The run itself meets the same damage and decides what it means.

@@ -28,7 +28,7 @@ from tokenmill.errors import DataError
 from tokenmill.files import sync_directory
 from tokenmill.pipeline.journal import Journal, StoredReject, TaskRecord
 from tokenmill.pipeline.plan import InputFile, Span, Task, check_unchanged
-from tokenmill.pipeline.reading import line_number, read_span, read_spool
+from tokenmill.pipeline.reading import describe_place, read_span, read_spool
 from tokenmill.pipeline.settings import OnError, Settings, TokenPolicy
 from tokenmill.pipeline.stages import Stages
 from tokenmill.store.shard import DTYPES, ShardWriter, dtype_for
@@ -189,7 +189,8 @@ class TaskRunner:
         bad = np.unique(np.searchsorted(encoded.offsets, np.flatnonzero(special), "right") - 1).tolist()
         for i in bad:
             detail = "the text has the string of a special token; allow it with --special-tokens as-text or parse"
-            batch.rejects.append(Reject(int(batch.positions[i]), -1, "special-token", detail))
+            line = int(batch.lines[i]) if batch.lines is not None else -1
+            batch.rejects.append(Reject(int(batch.positions[i]), line, "special-token", detail))
         keep = np.ones(len(batch.texts), bool)
         keep[bad] = False
         batch.keep(keep)
@@ -289,8 +290,7 @@ class TaskOutput:
         """Stop the run, or write the reject down, as the user asked."""
         file = self._job.inputs[input]
         if self._job.on_error == "fail":
-            line = line_number(file, self._task, reject)
-            raise DataError(file.name, reject.detail, line=line)
+            raise DataError(file.shown, reject.detail, describe_place(file, self._task, reject))
         self._rejects[reject.reason] += reject.num_documents
         if self._reject_file is None:
             path = Path(f"{self._journal.rejects_path(self._task.name)}.{self._run}.tmp")

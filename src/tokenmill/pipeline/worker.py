@@ -110,7 +110,7 @@ def serve(channel: Channel, payload: bytes) -> None:
                 import traceback
 
                 traceback.print_exc()
-            channel.send_bytes(encode(Failed.from_error(error)))
+            channel.send_bytes(encode(Failed.from_error(error, job.store)))
 
 
 class _Worker:
@@ -132,8 +132,9 @@ class _Worker:
         if isinstance(message, RunTask):
             self._run_task(message)
         elif isinstance(message, MayPublish):
-            assert self._held is not None
-            self._publish(self._held)
+            # A task that failed while the gate was held has left nothing to publish.
+            if self._held is not None:
+                self._publish(self._held)
         elif isinstance(message, FeedStream):
             self._feed(message.stream, set(message.done))
         elif isinstance(message, RunGate):

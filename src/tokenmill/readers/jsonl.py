@@ -68,7 +68,9 @@ class JsonlReader:
                 decoded = self._fields.decode_block(memoryview(data)[:num_bytes], len(filled))
                 if decoded is not None:
                     documents, kept = decoded
-                    lines = np.searchsorted(starts, filled) + line if self._fields.are_records else None
+                    lines = np.arange(line, line + len(starts))
+                    if len(filled) < len(starts):
+                        lines = lines[np.searchsorted(starts, filled)]
                     return self._batch(documents, filled + position, kept, [], len(starts), lines)
         return self._decode_apart(data, starts, stops, position, line)
 
@@ -114,10 +116,10 @@ class JsonlReader:
         kept: list[tuple[Any, ...]] | None,
         rejects: list[Reject],
         num_lines: int,
-        lines: npt.NDArray[np.int64] | None,
+        lines: npt.NDArray[np.int64],
     ) -> TextBatch:
         if not self._fields.are_records:
-            return TextBatch(documents, positions, kept, rejects, num_lines)
+            return TextBatch(documents, positions, kept, rejects, num_lines, lines=lines)
         return TextBatch([], positions, kept, rejects, num_lines, records=documents, lines=lines)
 
     def _decode_one(self, record: bytes | bytearray) -> tuple[Any, tuple[Any, ...]] | Refusal:
@@ -140,6 +142,7 @@ class _RecordFields:
     def __init__(self, options: ReadOptions) -> None:
         self.keep_parts = tuple(map(split_key, options.keep_keys))
         self._parts = tuple(map(split_key, options.record_keys))
+        self._names = [parts[0] for parts in self._parts] if all(len(parts) == 1 for parts in self._parts) else None
         self._decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 
     def decode_block(self, data: memoryview, num_records: int) -> tuple[list[Any], list[tuple[Any, ...]] | None] | None:
@@ -161,6 +164,8 @@ class _RecordFields:
         return self._values(record), self._kept(record)
 
     def _values(self, record: dict[str, Any]) -> tuple[Any, ...]:
+        if self._names is not None:
+            return tuple([record.get(name) for name in self._names])
         return tuple([find_value(record, parts) for parts in self._parts])
 
     def _kept(self, record: dict[str, Any]) -> tuple[str | None, ...]:

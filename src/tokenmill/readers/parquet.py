@@ -32,9 +32,8 @@ class ParquetReader:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._text_parts = split_key(options.text_key)
-        self._record_parts = [split_key(key) for key in options.record_keys]
-        self._keep_parts = [split_key(key) for key in options.keep_keys]
+        for key in (options.text_key, *options.record_keys, *options.keep_keys):
+            split_key(key)
 
     def num_rows(self, path: Path) -> int:
         """How many rows a file has."""
@@ -86,20 +85,20 @@ class ParquetReader:
                     damage = _first_sentence(error)
         detail = f"damaged Parquet data after row {row}: {damage}"
         reject = Reject(row, row - start, "damaged", detail, stop - row)
-        yield TextBatch([], np.zeros(0, np.int64), [] if self._keep_parts else None, [reject], stop - row)
+        yield TextBatch([], np.zeros(0, np.int64), [] if self._options.keep_keys else None, [reject], stop - row)
 
     def _check_columns(self, path: Path, schema: Any) -> None:
         """Refuse a file whose columns cannot give the text or the kept fields."""
         import pyarrow.types as types
 
-        if self._record_parts:
+        if self._options.record_keys:
             if not self._record_columns(schema):
                 names = ", ".join(map(repr, schema.names))
                 raise DataError(str(path), f"no column {self._options.record_keys[0]!r}; the columns are {names}")
             self._check_kept(path, schema)
             return
-        kind = _find_type(schema, self._text_parts)
         wanted = self._options.text_key
+        kind = _find_type(schema, wanted)
         if kind is None:
             raise DataError(str(path), f"no column {wanted!r}; {_advise(schema)}")
         value_kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -108,15 +107,14 @@ class ParquetReader:
         self._check_kept(path, schema)
 
     def _check_kept(self, path: Path, schema: Any) -> None:
-        for parts in self._keep_parts:
-            if _find_type(schema, parts) is None:
+        for key in self._options.keep_keys:
+            if _find_type(schema, key) is None:
                 names = ", ".join(map(repr, schema.names))
-                raise DataError(str(path), f"no column {'.'.join(parts)!r} to keep; the columns are {names}")
+                raise DataError(str(path), f"no column {key!r} to keep; the columns are {names}")
 
     def _record_columns(self, schema: Any) -> list[str]:
         """Those fields of a record that the file has."""
-        keys = zip(self._options.record_keys, self._record_parts, strict=True)
-        return [key for key, parts in keys if _find_type(schema, parts) is not None]
+        return [key for key in self._options.record_keys if _find_type(schema, key) is not None]
 
     def _text_bytes(self, group: Any) -> int:
         columns = (group.column(index) for index in range(group.num_columns))
@@ -131,7 +129,7 @@ class ParquetReader:
 
     def _iter_rows(self, file: Any, start: int, stop: int, most_rows: int) -> Iterator[Any]:
         """Record batches of exactly the rows in `[start, stop)`."""
-        documents = self._record_columns(file.schema_arrow) if self._record_parts else [self._options.text_key]
+        documents = self._record_columns(file.schema_arrow) if self._options.record_keys else [self._options.text_key]
         columns = [*documents, *self._options.keep_keys]
         for group, first in _groups_between(file.metadata, start, stop):
             row = first
@@ -145,8 +143,8 @@ class ParquetReader:
     def _to_records(self, path: Path, rows: Any, position: int, line: int) -> TextBatch:
         nothing = [None] * len(rows)
         columns = [
-            _plain(_column(rows, parts)).to_pylist() if _find_type(rows.schema, parts) is not None else nothing
-            for parts in self._record_parts
+            _plain(_column(rows, key)).to_pylist() if _find_type(rows.schema, key) is not None else nothing
+            for key in self._options.record_keys
         ]
         everything = list(range(len(rows)))
         return TextBatch(
@@ -160,9 +158,9 @@ class ParquetReader:
         )
 
     def _to_texts(self, path: Path, rows: Any, position: int, line: int) -> TextBatch:
-        if self._record_parts:
+        if self._options.record_keys:
             return self._to_records(path, rows, position, line)
-        column = _column(rows, self._text_parts)
+        column = _column(rows, self._options.text_key)
         rejects: list[Reject] = []
         try:
             values = column.to_pylist()
@@ -177,25 +175,27 @@ class ParquetReader:
             else:
                 rejects.append(Reject(position + index, line + index, *refusal))
         texts = values if len(good) == len(values) else [values[index] for index in good]
+        indexes = np.array(good, np.int64)
         return TextBatch(
             texts,
-            np.array(good, np.int64) + position,
+            indexes + position,
             self._kept(path, rows, good),
             rejects,
             num_lines=len(values),
             num_bytes=column.nbytes,
+            lines=indexes + line,
         )
 
     def _kept(self, path: Path, rows: Any, good: list[int]) -> list[tuple[str | None, ...]] | None:
-        if not self._keep_parts:
+        if not self._options.keep_keys:
             return None
         columns = []
-        for parts in self._keep_parts:
-            column = _column(rows, parts)
+        for key in self._options.keep_keys:
+            column = _column(rows, key)
             try:
                 columns.append([as_kept(value) for value in _plain(column).to_pylist()])
             except UnicodeDecodeError:
-                raise DataError(str(path), f"column {'.'.join(parts)!r} to keep holds text that is not UTF-8") from None
+                raise DataError(str(path), f"column {key!r} to keep holds text that is not UTF-8") from None
         return [tuple(column[index] for column in columns) for index in good]
 
 
@@ -227,10 +227,16 @@ def _is_string(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view")
 
 
-def _find_type(schema: Any, parts: tuple[str, ...]) -> Any:
+def _path(schema: Any, key: str) -> tuple[str, ...]:
+    """The names that a key leads through; a column whose own name has dots comes first."""
+    return (key,) if schema.get_field_index(key) >= 0 else split_key(key)
+
+
+def _find_type(schema: Any, key: str) -> Any:
     """The type of a column or of a field inside struct columns, None if there is no such one."""
     import pyarrow.types as types
 
+    parts = _path(schema, key)
     if schema.get_field_index(parts[0]) < 0:
         return None
     kind = schema.field(parts[0]).type
@@ -271,9 +277,10 @@ def _groups_between(metadata: Any, start: int, stop: int) -> Iterator[tuple[int,
         first = last
 
 
-def _column(rows: Any, parts: tuple[str, ...]) -> Any:
+def _column(rows: Any, key: str) -> Any:
     import pyarrow.compute as pc
 
+    parts = _path(rows.schema, key)
     column = rows.column(parts[0])
     for name in parts[1:]:
         column = pc.struct_field(column, name)

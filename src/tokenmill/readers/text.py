@@ -110,7 +110,7 @@ class TextReader:
         if max(map(len, pieces), default=0) <= self._max_text:
             try:
                 texts = [str(piece, "utf-8") for piece in pieces]
-                return TextBatch(texts, positions, self._kept(len(texts)))
+                return TextBatch(texts, positions, self._kept(len(texts)), lines=lines)
             except UnicodeDecodeError:
                 pass
         texts, good = [], []
@@ -121,7 +121,7 @@ class TextReader:
             else:
                 texts.append(document)
                 good.append(index)
-        return TextBatch(texts, positions[good], self._kept(len(texts)), rejects)
+        return TextBatch(texts, positions[good], self._kept(len(texts)), rejects, lines=lines[good])
 
     def _read_whole(self, stream: Stream) -> Iterator[TextBatch]:
         held, num_bytes = bytearray(), 0
@@ -140,7 +140,8 @@ class TextReader:
             rejects, texts = [Reject(0, 0, document.reason, document.detail)], []
         else:
             rejects, texts = [], [document]
-        yield TextBatch(texts, np.zeros(len(texts), np.int64), self._kept(len(texts)), rejects, 1, num_bytes)
+        zero = np.zeros(len(texts), np.int64)
+        yield TextBatch(texts, zero, self._kept(len(texts)), rejects, 1, num_bytes, lines=zero)
 
     def _kept(self, num_documents: int) -> list[tuple[Any, ...]] | None:
         """Plain text has no fields, so each kept one is empty."""
