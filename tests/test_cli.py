@@ -410,7 +410,8 @@ def test_ctrl_c_while_a_run_starts_prints_no_traceback_of_its_helpers(delay: flo
     _, errors = process.communicate(timeout=30)
     assert "nursery" not in errors
     if "error: " in errors:
-        assert process.returncode == 130
+        # Interrupted inside an `exec` of the standard library, Python ends by the signal itself; shells call both 130.
+        assert process.returncode in (130, -signal.SIGINT)
         assert "Traceback" not in errors
 
 
