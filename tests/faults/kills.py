@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -89,8 +90,10 @@ def _kill_after(arguments: list[str], delay: float, kind: str, rng: random.Rando
         process.kill()
     else:
         children = psutil.Process(process.pid).children(recursive=True)
-        if children:
-            rng.choice(children).kill()
+        # The one that was chosen may have ended by itself since.
+        with suppress(psutil.NoSuchProcess):
+            if children:
+                rng.choice(children).kill()
         process.wait(60)
         return True
     process.wait()
