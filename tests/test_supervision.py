@@ -543,3 +543,28 @@ def test_real_conversations_with_real_templates(shared_data: Path, name: str) ->
                 assert said.strip() == answer.strip() + end
             count += 1
     assert count > 3000
+
+
+def test_calls_of_tools_are_trained_on_and_their_answers_are_not() -> None:
+    source = (
+        "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}{% for message in messages %}"
+        "{{ '<|im_start|>' + message.role + '\n' + message.content }}{% if message.tool_calls %}"
+        "{{ message.tool_calls | tojson }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    chat = ChatTemplate(source, {}, SPECIALS)
+    calling = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {"é": [1, 2]}}]}
+    messages = [
+        *talk("1 + 2?"),
+        calling,
+        {"role": "tool", "content": "3"},
+        {"role": "assistant", "content": "It is 3."},
+    ]
+    applied = chat.apply(messages, tools=[{"name": "add"}])
+    assert not isinstance(applied, Refusal)
+    text, turns = applied
+    assert text.startswith('<|im_start|>system\n[{"name": "add"}]<|im_end|>')
+    assert [text[turn.start : turn.stop] for turn in turns] == [
+        '[{"name": "add", "arguments": {"é": [1, 2]}}]<|im_end|>',
+        "It is 3.<|im_end|>",
+    ]
