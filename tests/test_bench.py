@@ -451,7 +451,7 @@ def test_a_signal_ends_it_in_a_sentence_and_leaves_nothing_behind(
 
 
 def test_nothing_to_measure_is_an_error() -> None:
-    from tokenmill.bench.commands import _show
+    from tokenmill.cli.measuring import _show
 
     report = make_report("engines")
     report.rows.clear()

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tokenmill.cli.flags import AsJson, Inputs, TextKey, TokenizerSpec
+from tokenmill.cli.output import print_json
 from tokenmill.errors import TokenmillError, UsageError
 
 if TYPE_CHECKING:
@@ -21,14 +23,10 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Measure on your own data and machine: tables, JSON, pictures.")
 
-Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, directories, globs, or @list.txt.")]
-TokenizerSpec = Annotated[str, typer.Option("--tokenizer", help="As for tokenmill tokenize.")]
-TextKey = Annotated[str, typer.Option(help="Field that holds the text.")]
 MaxMb = Annotated[float | None, typer.Option(help="How much text to use \\[default: enough for about a minute].")]
 MaxTokensMb = Annotated[float | None, typer.Option("--max-mb", help="How much of the tokens to use \\[default: 256].")]
 Repeat = Annotated[int, typer.Option(help="How often everybody runs, in turns.")]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE.png|svg", help="Save a picture.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command(no_args_is_help=True)
@@ -172,8 +170,6 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 
 def _show(report: Report, columns: Sequence[Column], plot: Path | None, as_json: bool) -> None:
-    import msgspec
-
     from tokenmill.bench.plots import save_plot
     from tokenmill.bench.reporting import print_report
 
@@ -183,7 +179,7 @@ def _show(report: Report, columns: Sequence[Column], plot: Path | None, as_json:
     if plot is not None:
         save_plot(report, plot)
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(report.to_json()), indent=2).decode())
+        print_json(report.to_json())
     else:
         print_report(report, columns)
 

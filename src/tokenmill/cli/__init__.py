@@ -1,0 +1,82 @@
+"""The command line: each command reads flags, calls one function and prints the result.
+
+Results go to stdout, progress and errors to stderr. An error is one sentence and exit code 1
+(2 for wrong usage); a run that a signal stopped exits with 128 plus the signal's number.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from tokenmill import __version__
+from tokenmill.cli import looking, making, measuring, tokenizing
+from tokenmill.errors import TokenmillError, UsageError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Raw text to training batches: tokenize once, choose everything else when loading.",
+)
+app.add_typer(measuring.app, name="bench")
+for command in (
+    tokenizing.tokenize,
+    tokenizing.estimate,
+    looking.status,
+    looking.inspect,
+    looking.trace,
+    looking.verify,
+    looking.report,
+    making.train_tokenizer,
+    making.export,
+):
+    app.command(command.__name__.replace("_", "-"), no_args_is_help=True)(command)
+app.command()(making.demo)
+
+INTERRUPTED = 130
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        print(f"tokenmill {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; turn errors into a sentence and an exit code."""
+    try:
+        code = app(standalone_mode=False)
+        # typer turns Ctrl-C into an exit code, which it returns.
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        sys.exit(code if isinstance(code, int) else 0)
+    except TokenmillError as error:
+        _fail(str(error), getattr(error, "signal_number", None), isinstance(error, UsageError))
+    except KeyboardInterrupt:
+        _fail("stopped", 2, usage=False)
+    except BrokenPipeError:
+        sys.exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}", None, usage=False)
+    except Exception as error:
+        # typer raises click's exceptions, or those of its own copy of click: known by what they can do.
+        if not hasattr(error, "exit_code"):
+            raise
+        if hasattr(error, "show"):
+            error.show()
+        sys.exit(error.exit_code)
+
+
+def _fail(message: str, signal_number: int | None, usage: bool) -> None:
+    bold, plain = ("\033[1;31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+    print(f"{bold}error:{plain} {message}", file=sys.stderr)
+    sys.exit(128 + signal_number if signal_number else 2 if usage else 1)
