@@ -24,8 +24,8 @@ from tokenmill.files import (
     changed_while_read,
     detect_compression,
     fingerprint,
-    relative_names,
 )
+from tokenmill.inputs import Input, name_inputs
 from tokenmill.pipeline.settings import Settings
 from tokenmill.readers import detect_format, format_by_name, reader_for
 from tokenmill.readers.base import ReadOptions
@@ -112,6 +112,11 @@ class Stream(msgspec.Struct, frozen=True):
     input: int
     stop: int | None = None
 
+    @property
+    def name(self) -> str:
+        """What names of its tasks begin with."""
+        return f"{self.input:05d}"
+
 
 class Plan(msgspec.Struct, frozen=True):
     """The work of a run."""
@@ -119,6 +124,17 @@ class Plan(msgspec.Struct, frozen=True):
     inputs: list[InputFile]
     tasks: list[Task]
     streams: list[Stream]
+    order: dict[str, int] = {}
+    """The place of each task and stream, by name, where somebody waits for them; else the largest come first."""
+
+    def place(self, work: Task | Stream) -> tuple[int, ...]:
+        """What sorts tasks, also those that a stream was cut into, and streams: the first to be done has the least."""
+        number = work.number if isinstance(work, Task) else 0
+        named = self.order.get(work.name, self.order.get(f"{work.input:05d}"))
+        if named is not None:
+            return named, number
+        size = work.bytes if isinstance(work, Task) else self.inputs[work.input].bytes
+        return -size, work.input, number
 
 
 def default_task_bytes(inputs: Iterable[InputFile]) -> int:
@@ -128,9 +144,10 @@ def default_task_bytes(inputs: Iterable[InputFile]) -> int:
     return max(wanted >> 20 << 20, SMALLEST_TASK)
 
 
-def inspect_inputs(paths: Sequence[Path], format: str, options: ReadOptions) -> list[InputFile]:
+def inspect_inputs(inputs: Sequence[Input], format: str, options: ReadOptions) -> list[InputFile]:
     """Look at each input: size, content fingerprint, compression and format."""
-    names = relative_names(paths)
+    paths = [Path(item.path) for item in inputs]
+    names = name_inputs(inputs)
     with ThreadPoolExecutor(8) as pool:
         return list(pool.map(lambda pair: _inspect(pair[0], pair[1], format, options), zip(paths, names, strict=True)))
 

@@ -23,7 +23,7 @@ import msgspec
 from tokenmill.engines import Choice, Tokenizer, choose, load_tokenizer
 from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.executors.local import LocalExecutor, start_executor
-from tokenmill.files import expand_inputs
+from tokenmill.inputs import Input, expand_inputs
 from tokenmill.machine import physical_cpus
 from tokenmill.pipeline.budget import Budget, make_budget
 from tokenmill.pipeline.finish import finish
@@ -41,7 +41,7 @@ from tokenmill.progress import Display, Silence
 from tokenmill.store.manifest import MANIFEST, Manifest, ParityInfo
 from tokenmill.store.store import TokenStore
 
-__all__ = ["Interrupted", "tokenize"]
+__all__ = ["Interrupted", "Outcome", "Prepared", "carry_out", "prepare", "run", "tokenize"]
 
 
 class Interrupted(TokenmillError):
@@ -80,41 +80,62 @@ class Outcome:
     observer: Observer | None
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A request that can be carried out: what it reads and writes with was found and looked at."""
+
+    request: Request
+    tokenizer: Tokenizer
+    choice: Choice
+    files: list[InputFile]
+    settings: Settings
+
+
+def prepare(request: Request) -> Prepared:
+    """Look at everything that a request names, and refuse what cannot work; nothing is written yet."""
+    inputs = _outside(expand_inputs(request.inputs), Path(request.out))
+    tokenizer = load_tokenizer(request.tokenizer)
+    choice = choose(tokenizer, request.engine, request.specials_in_text(tokenizer))
+    request.policy(tokenizer)
+    files = inspect_inputs(inputs, request.format, request.reading())
+    return Prepared(request, tokenizer, choice, files, request.settings(tokenizer, files))
+
+
 def run(request: Request, display: Display, started: LocalExecutor | None = None) -> Outcome:
     """Carry out a request. Signals end it cleanly, also in the middle of a task.
 
     An executor that was `started` before this module was imported has saved that time; it is closed here.
     """
     with _signals_raise(), closing(started or start_executor()) as executor:
-        paths = _outside(expand_inputs(request.inputs), Path(request.out))
-        tokenizer = load_tokenizer(request.tokenizer)
-        choice = choose(tokenizer, request.engine, request.specials_in_text(tokenizer))
-        request.policy(tokenizer)
-        files = inspect_inputs(paths, request.format, request.reading())
-        settings = request.settings(tokenizer, files)
-        budget = make_budget(request, len(tokenizer.files[tokenizer.main_file]))
-        finished = _find_read_only(request, settings, files)
-        if finished is not None:
-            return _report_finished(finished, Path(request.out), files, display)
-        store = _prepare_directory(Path(request.out))
-        lock = Lock(store)
-        try:
-            lock.acquire()
-        except OSError as error:
-            raise _in_words(error, store) from None
-        try:
-            standing = begin_or_resume(store, settings, files, tokenizer, overwrite=request.overwrite)
-            if standing.manifest is not None:
-                return _report_finished(standing.manifest, store, files, display)
-            for note in (explain_formats(files), *standing.notes, choice.note):
-                if note:
-                    display.say(note, style="yellow")
-            attempt = _Attempt(request, display, executor, tokenizer, choice, files, settings, standing)
-            return attempt.carry_out(budget)
-        except (OSError, _Signal) as error:
-            raise _in_words(error, store) from None
-        finally:
-            lock.release()
+        return carry_out(prepare(request), display, executor)
+
+
+def carry_out(prepared: Prepared, display: Display, executor: LocalExecutor, plan: Plan | None = None) -> Outcome:
+    """Make the store, or what is missing of it; `plan` is made here, unless it was made before."""
+    request, settings, files = prepared.request, prepared.settings, prepared.files
+    budget = make_budget(request, len(prepared.tokenizer.files[prepared.tokenizer.main_file]))
+    finished = _find_read_only(request, settings, files)
+    if finished is not None:
+        return _report_finished(finished, Path(request.out), files, display)
+    store = _prepare_directory(Path(request.out))
+    lock = Lock(store)
+    try:
+        lock.acquire()
+    except OSError as error:
+        raise _in_words(error, store) from None
+    try:
+        standing = begin_or_resume(store, settings, files, prepared.tokenizer, overwrite=request.overwrite)
+        if standing.manifest is not None:
+            return _report_finished(standing.manifest, store, files, display)
+        for note in (explain_formats(files), *standing.notes, prepared.choice.note):
+            if note:
+                display.say(note, style="yellow")
+        attempt = _Attempt(prepared, display, executor, standing)
+        return attempt.carry_out(plan or make_plan(files, settings), budget)
+    except (OSError, _Signal) as error:
+        raise _in_words(error, store) from None
+    finally:
+        lock.release()
 
 
 ONLY_SAMPLED = "its size and a sample of its content are the same; if it may be another text, run with --overwrite"
@@ -132,32 +153,21 @@ def _report_finished(manifest: Manifest, store: Path, files: list[InputFile], di
 class _Attempt:
     """One attempt at a run that is not finished yet."""
 
-    def __init__(
-        self,
-        request: Request,
-        display: Display,
-        executor: LocalExecutor,
-        tokenizer: Tokenizer,
-        choice: Choice,
-        files: list[InputFile],
-        settings: Settings,
-        standing: Standing,
-    ) -> None:
-        self._request = request
+    def __init__(self, prepared: Prepared, display: Display, executor: LocalExecutor, standing: Standing) -> None:
+        self._request = prepared.request
+        self._tokenizer = prepared.tokenizer
+        self._choice = prepared.choice
+        self._files = prepared.files
+        self._settings = prepared.settings
         self._display = display
         self._executor = executor
-        self._tokenizer = tokenizer
-        self._choice = choice
-        self._files = files
-        self._settings = settings
         self._standing = standing
-        self._store = Path(request.out)
+        self._store = Path(prepared.request.out)
         self._journal = Journal(self._store)
-        self._engine: str = choice.engine
+        self._engine: str = prepared.choice.engine
         self._parity: ParityInfo | None = None
 
-    def carry_out(self, budget: Budget) -> Outcome:
-        plan = make_plan(self._files, self._settings)
+    def carry_out(self, plan: Plan, budget: Budget) -> Outcome:
         observer = Observer(self._store, self._display, budget)
         try:
             tally = self._run(self._choice.engine, plan, observer, budget)
@@ -304,10 +314,10 @@ def _name(token: int | None, names: dict[int, str]) -> str:
     return "no token" if token is None else f"{names.get(token, '')} {token}".strip()
 
 
-def _outside(paths: list[Path], store: Path) -> list[Path]:
+def _outside(inputs: list[Input], store: Path) -> list[Input]:
     """The inputs without the store's own files, for a store inside the directory that it is made from."""
     folder = str(store.absolute()) + os.sep
-    return [path for path in paths if not str(path.absolute()).startswith(folder)] or paths
+    return [item for item in inputs if not str(Path(item.path).absolute()).startswith(folder)] or inputs
 
 
 def _find_read_only(request: Request, settings: Settings, files: list[InputFile]) -> Manifest | None:

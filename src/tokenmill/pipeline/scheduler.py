@@ -128,7 +128,7 @@ class Scheduler:
         self._say = say
         streamed = sum(plan.inputs[stream.input].bytes for stream in plan.streams)
         self.tally = Tally(sum(task.bytes for task in plan.tasks) + streamed)
-        self._pending: list[tuple[int, int, int, Task]] = []
+        self._pending: list[tuple[tuple[int, ...], str, Task]] = []
         self._spooled: deque[Task] = deque()
         self._streams: deque[Stream] = deque()
         self._idle: list[Worker] = []
@@ -183,7 +183,7 @@ class Scheduler:
                 self._count_resumed(task.bytes)
             else:
                 self._put(task)
-        for stream in sorted(self._plan.streams, key=lambda s: -self._plan.inputs[s.input].bytes):
+        for stream in sorted(self._plan.streams, key=self._plan.place):
             expected = ended_streams.get(stream.input)
             if expected is not None and self._num_done(stream.input) >= expected:
                 self._finished_streams[stream.input] = expected
@@ -229,12 +229,19 @@ class Scheduler:
         return worker
 
     def _assign(self, worker: Worker) -> None:
-        task = self._spooled.popleft() if self._spooled else heapq.heappop(self._pending)[3]
+        task = self._next_task()
         self.tally.started = self.tally.started or time.monotonic()
         self._running[worker] = task
         self._partial[worker] = 0
         self._note_begin(worker, task)
         worker.send(encode(RunTask(task, hold=self._gate is not None)))
+
+    def _next_task(self) -> Task:
+        """Spooled text first, because it holds a slot, unless somebody waits for another task."""
+        if self._spooled and self._pending and self._plan.order:
+            first = self._pending[0][0] < self._plan.place(self._spooled[0])
+            return heapq.heappop(self._pending)[2] if first else self._spooled.popleft()
+        return self._spooled.popleft() if self._spooled else heapq.heappop(self._pending)[2]
 
     def _note_begin(self, worker: Worker, task: Task) -> None:
         name = self._plan.inputs[task.input].name
@@ -371,7 +378,7 @@ class Scheduler:
             self._put(task)
 
     def _put(self, task: Task) -> None:
-        heapq.heappush(self._pending, (-task.bytes, task.input, task.number, task))
+        heapq.heappush(self._pending, (self._plan.place(task), task.name, task))
 
     def _retry(self, worker: Worker, how: str, what: str, key: str) -> None:
         self._attempts[key] = self._attempts.get(key, 0) + 1
