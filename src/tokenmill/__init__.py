@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tokenmill.loaders import load
     from tokenmill.loaders.base import Loader
     from tokenmill.loaders.batches import Batch
+    from tokenmill.loaders.stream import stream
     from tokenmill.pipeline.run import tokenize
     from tokenmill.store.opening import open_tokens as open  # noqa: A004
     from tokenmill.store.store import TokenStore
@@ -54,6 +55,7 @@ __all__ = [
     "shuffle",
     "skip",
     "slice",
+    "stream",
     "take",
     "tokenize",
 ]
@@ -74,6 +76,7 @@ _LAZY = {
     "shuffle": ("tokenmill.dataset.shuffling", "shuffle"),
     "skip": ("tokenmill.dataset.slicing", "skip"),
     "slice": ("tokenmill.dataset.slicing", "slice_"),
+    "stream": ("tokenmill.loaders.stream", "stream"),
     "take": ("tokenmill.dataset.slicing", "take"),
     "tokenize": ("tokenmill.pipeline.run", "tokenize"),
 }

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -19,10 +20,14 @@ __all__ = ["LocalExecutor", "start_executor"]
 
 STATUS_SECONDS = 2.0
 
+_forking = threading.Lock()
+"""Held while the other end of a new channel is open here: a program that forks then would keep it open."""
+os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_forking.release)
 
-def start_executor() -> LocalExecutor:
+
+def start_executor(niceness: int = 0) -> LocalExecutor:
     """An executor whose nursery is already importing what workers need, while the run is being planned."""
-    executor = LocalExecutor()
+    executor = LocalExecutor(niceness)
     executor.warm("tokenmill.pipeline.worker:preload", b"")
     return executor
 
@@ -47,9 +52,10 @@ class LocalWorker:
 
 
 class LocalExecutor:
-    """Starts a nursery at once, so that its imports overlap with planning."""
+    """Starts a nursery at once, so that its imports overlap with planning; `niceness` lets other work go first."""
 
-    def __init__(self) -> None:
+    def __init__(self, niceness: int = 0) -> None:
+        self._niceness = niceness
         self._workers: dict[int, LocalWorker] = {}
         self._codes: dict[int, int] = {}
         self._warmings: list[dict[str, str]] = []
@@ -64,9 +70,10 @@ class LocalExecutor:
     def launch(self, name: str, target: str, payload: bytes) -> LocalWorker:
         """Fork a worker from the nursery, which is started anew if it was killed."""
         for attempt in (1, 2):
-            ours, theirs = socket.socketpair()
-            self._request({"do": "fork", "target": target}, [theirs.fileno()])
-            theirs.close()
+            with _forking:
+                ours, theirs = socket.socketpair()
+                self._request({"do": "fork", "target": target}, [theirs.fileno()])
+                theirs.close()
             pid = self._read_until_started()
             if pid is not None:
                 # The number may have been another worker's before.
@@ -119,9 +126,9 @@ class LocalExecutor:
         self._nursery.wait()
 
     def _start_nursery(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "tokenmill.executors.nursery", str(theirs.fileno())]
+        with _forking:
+            ours, theirs = socket.socketpair()
+            command = [sys.executable, "-m", "tokenmill.executors.nursery", str(theirs.fileno()), str(self._niceness)]
             # Workers are the parallelism: libraries must not start thread pools of their own.
             environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
             # Blocked until the nursery ignores it, Ctrl-C cannot print a traceback out of its start.
@@ -132,6 +139,7 @@ class LocalExecutor:
                 )
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+                theirs.close()
         self._control = ours
         self._buffer = b""
         self._alive = True

@@ -1,4 +1,4 @@
-"""The process that workers are forked from: `python -m tokenmill.executors.nursery FD`.
+"""The process that workers are forked from: `python -m tokenmill.executors.nursery FD NICENESS`.
 
 Imports and a loaded tokenizer cost half a second and a hundred megabytes; paid once here, every
 worker shares them. Unlike multiprocessing's fork server it never imports the caller's main
@@ -12,7 +12,6 @@ each worker's end. It ends when the socket closes, and a worker ends when its ch
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import select
@@ -20,9 +19,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+
+from tokenmill.executors.base import resolve
 
 __all__ = ["main"]
 
@@ -58,7 +57,7 @@ def main(descriptor: int) -> None:
 
 def _obey(request: dict[str, str], descriptors: list[int], control: socket.socket, own: tuple[int, int]) -> None:
     if request["do"] == "warm":
-        _resolve(request["target"])(request["payload"].encode())
+        resolve(request["target"])(request["payload"].encode())
         # What exists now is shared with every worker: keep the collector from touching it.
         gc.collect()
         gc.freeze()
@@ -84,7 +83,7 @@ def _live(request: dict[str, str], descriptor: int) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         threading.Thread(target=_exit_on_hangup, args=(descriptor,), daemon=True).start()
         channel = Connection(descriptor)
-        _resolve(request["target"])(channel, channel.recv_bytes())
+        resolve(request["target"])(channel, channel.recv_bytes())
         status = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
@@ -123,11 +122,6 @@ def _send(control: socket.socket, message: dict[str, int]) -> None:
         os._exit(0)
 
 
-def _resolve(target: str) -> Callable[..., Any]:
-    module, _, function = target.partition(":")
-    resolved: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return resolved
-
-
 if __name__ == "__main__":
+    os.nice(int(sys.argv[2]))
     main(int(sys.argv[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -9,16 +10,19 @@ from typing import Any
 
 from tokenmill.arguments import flag, one_of, show, whole_number
 from tokenmill.dataset.base import Rows
+from tokenmill.dataset.blocks import DEFAULT_BLOCK_TOKENS
 from tokenmill.dataset.packing import pack
 from tokenmill.dataset.shuffling import shuffle as shuffle_rows
 from tokenmill.errors import UsageError
 from tokenmill.loaders.base import Loader
+from tokenmill.remote.bucket import is_remote
 from tokenmill.store.documents import Documents
 from tokenmill.store.opening import open_tokens
 from tokenmill.store.store import TokenSource, check_vocabulary
 
 __all__ = ["FRAMEWORKS", "Loader", "load", "make_loader", "make_rows"]
 
+BLOCKS = "blocks"
 FRAMEWORKS = {
     "numpy": ("tokenmill.loaders.base", "Loader"),
     "torch": ("tokenmill.loaders.torch", "TorchLoader"),
@@ -35,11 +39,16 @@ def load(
     *,
     framework: str = "numpy",
     packing: str | None = None,
-    shuffle: bool | None = None,
+    shuffle: bool | str | None = None,
     seed: int | None = None,
     split: str | None = None,
     vocab_size: int | None = None,
     long_documents: str | None = None,
+    block_tokens: int | None = None,
+    cache_dir: str | Path | None = None,
+    cache_bytes: str | int | None = None,
+    fetch: str | None = None,
+    tokenizer: str | None = None,
     **settings: Any,
 ) -> Loader:
     """From a store to batches in one line: shuffled and endless unless told otherwise.
@@ -48,28 +57,52 @@ def load(
     already, such as a mixture. Rows are made as `make_rows` does: concat, shuffled with seed 0. `settings` are
     those of `Loader`: rank, world_size, layout, document_mask, epochs, drop_last, dtype, prefetch, and for torch
     and JAX where batches should go.
+
+    A store in a bucket is read through a cache on this machine, as `open` does it. `shuffle="blocks"` shuffles rows
+    among about `block_tokens` tokens at a time, for stores that fit neither the machine nor a global order.
+
+    With a `tokenizer`, the source is raw text, which is tokenized into the store `cache` while batches
+    are used; see `stream`, which takes the same settings.
     """
+    if tokenizer is not None:
+        from tokenmill.loaders.stream import stream
+
+        told: dict[str, Any] = {"packing": packing, "shuffle": shuffle, "seed": seed, "split": split}
+        told |= {"long_documents": long_documents}
+        told = {name: value for name, value in {**told, "vocab_size": vocab_size}.items() if value is not None}
+        return stream(source, seq_len, batch_size, tokenizer=tokenizer, framework=framework, **told, **settings)  # type: ignore[arg-type]
     if batch_size is None:
         raise UsageError("load needs a batch_size, the number of rows in a batch of one rank")
-    making = {"packing": packing, "long_documents": long_documents, "shuffle": shuffle, "seed": seed}
+    making: dict[str, Any] = {"packing": packing, "long_documents": long_documents, "shuffle": shuffle, "seed": seed}
+    making["block_tokens"] = block_tokens
+    if fetch is None and shuffle == BLOCKS and is_remote(source):
+        fetch = "shard"
+    remote = {"cache_dir": cache_dir, "cache_bytes": cache_bytes, "fetch": fetch}
     if isinstance(source, Rows):
         rows = source
-        _check_made(rows, seq_len, {**making, "split": split})
+        _check_made(rows, seq_len, {**making, "split": split, **remote})
         for leaf in rows.leaves():
             check_vocabulary(leaf.documents, vocab_size)
     else:
-        documents = _find_documents(source, split)
+        documents = _find_documents(source, split, remote)
         check_vocabulary(documents, vocab_size)
         if seq_len is None:
             raise UsageError("load needs a seq_len, the number of tokens in a row")
         told = {name: value for name, value in making.items() if value is not None}
-        rows = make_rows(documents, seq_len=seq_len, **told)  # type: ignore[arg-type]
-    return make_loader(rows, framework=framework, batch_size=batch_size, **settings)
+        rows = make_rows(documents, seq_len=seq_len, **told)
+    loader = make_loader(rows, framework=framework, batch_size=batch_size, **settings)
+    if shuffle == BLOCKS and loader.rank == 0:
+        print(f"tokenmill: {rows.title()}", file=sys.stderr)
+    return loader
 
 
-def _find_documents(source: Any, split: str | None) -> Documents:
+def _find_documents(source: Any, split: str | None, remote: dict[str, Any]) -> Documents:
+    if isinstance(source, (Documents, TokenSource)):
+        given = next((name for name, value in remote.items() if value is not None), None)
+        if given is not None:
+            raise UsageError(f"{given}={show(remote[given])} has no effect: the store is open; pass it to tm.open")
     if not isinstance(source, Documents):
-        opened = source if isinstance(source, TokenSource) else open_tokens(source)
+        opened = source if isinstance(source, TokenSource) else open_tokens(source, **remote)
         return opened.split(split)
     if split is not None:
         raise UsageError(f"split={show(split)} has no effect: {source.name} are documents already; leave it out")
@@ -91,12 +124,26 @@ def make_rows(
     seq_len: int,
     packing: str = "concat",
     long_documents: str = "split",
-    shuffle: bool = True,
+    shuffle: bool | str = True,
     seed: int = 0,
+    block_tokens: int | None = None,
 ) -> Rows:
     """The rows of `load`: packed, and shuffled with the same seed."""
     rows: Rows = pack(documents, seq_len=seq_len, method=packing, long_documents=long_documents, seed=seed)  # type: ignore[arg-type]
+    if shuffle == BLOCKS:
+        return shuffle_rows(rows, seed=seed, block_tokens=block_tokens or _default_block(documents))
+    if block_tokens is not None:
+        raise UsageError(f"block_tokens={show(block_tokens)} has no effect without shuffle='blocks'; leave it out")
+    if isinstance(shuffle, str):
+        raise UsageError(f"shuffle {show(shuffle)} must be True, False or 'blocks'")
     return shuffle_rows(rows, seed=seed) if flag(shuffle, "shuffle") else rows
+
+
+def _default_block(documents: Documents) -> int:
+    """A third of the cache of a store in a bucket: a block in use, the next one, and what is left of the last."""
+    room = documents.table.room_bytes
+    per_token = sum(table.dtype.itemsize for table in (documents.table, *documents.beside.values()))
+    return max(1, room // 3 // per_token) if room is not None else DEFAULT_BLOCK_TOKENS
 
 
 def make_loader(rows: Any, *, framework: str = "numpy", **settings: Any) -> Loader:
