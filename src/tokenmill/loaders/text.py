@@ -7,11 +7,13 @@ rows, which depends on the text and the seed alone.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 import xxhash
@@ -22,12 +24,13 @@ from tokenmill.dataset.packing import Method, pack
 from tokenmill.dataset.permutation import make_key
 from tokenmill.dataset.report import LongDocuments
 from tokenmill.dataset.shuffling import shuffle as shuffle_rows
-from tokenmill.errors import UsageError
+from tokenmill.errors import StoreError, UsageError
 from tokenmill.machine import parse_bytes
 from tokenmill.pipeline.background import BackgroundRun
 from tokenmill.pipeline.beginning import find_beginning, temporary_folder
 from tokenmill.pipeline.following import Follower
 from tokenmill.pipeline.journal import Journal
+from tokenmill.pipeline.locking import is_in_use
 from tokenmill.pipeline.plan import Plan, make_plan
 from tokenmill.pipeline.resume import find_finished, is_same
 from tokenmill.pipeline.run import Prepared
@@ -94,15 +97,22 @@ class TokenizedText:
         self._is_ours = False
         self._too_little: UsageError | None = None
         self._run: BackgroundRun | None = BackgroundRun(prepared, self._plan)
+        # When nobody reads on, tokenizing ends where it is.
+        weakref.finalize(self, self._run.cancel)
         self._begin()
 
     def _begin(self) -> None:
-        self._follower = Follower(self._store, self._plan, self._split)
-        self._windows = self._make_windows()
-        self._error: BaseException | None = None
-        self._folder: Any = None
+        self._error: Exception | None = None
+        self._folders: list[Any] = []
         self._teller = _Teller(self._store)
         self.has_ended = False
+        self._go_to(0)
+
+    def _go_to(self, number: int) -> None:
+        """Give windows from one on; those before it are made again, and passed over."""
+        self._num_given = number
+        self._follower = Follower(self._store, self._plan, self._split)
+        self._windows = itertools.islice(self._make_windows(), number, None)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy in another process does not tokenize: it follows the run of this one.
@@ -138,37 +148,46 @@ class TokenizedText:
         """Wait for the rows of the next window; None behind the last one."""
         if self._error is not None:
             raise self._error
-        self._teller.asked = time.perf_counter()
+        asked = time.perf_counter()
         try:
-            rows = next(self._windows, None)
-        except BaseException as error:
+            window = next(self._windows, None)
+        except Exception as error:
             self._error = error
             raise
-        self.has_ended = rows is None
-        return rows
+        except BaseException:
+            # An interrupt while it waits must not pass for the end of the text.
+            self._go_to(self._num_given)
+            raise
+        if window is None:
+            self.has_ended = True
+            return None
+        self._num_given += 1
+        line = self._teller.tell(window, time.perf_counter() - asked)
+        if self._verbose:
+            print(line, file=sys.stderr, flush=True)
+        return window.rows
 
-    def _make_windows(self) -> Iterator[Rows]:
+    def _make_windows(self) -> Iterator[_Window]:
         """The beginning of the first shard, then 1, 2, 4, ... shards."""
         beginning, shards = self._beginning()
-        rows = self._make(beginning, 0)
+        window = self._make(beginning, shards, 0)
         num_begun = 0
-        if rows is not None and beginning is not None:
-            num_begun = beginning.num_documents
-            yield self._give(rows, beginning, shards)
+        if window is not None:
+            num_begun = window.num_documents
+            yield window
         shards, size, number = [], 1, 1
         while (shard := self._next_shard()) is not None or shards:
             shards += [shard] if shard is not None else []
             if shard is not None and len(shards) < size:
                 continue
             documents = self._open(shards)
-            documents = documents.slice(num_begun, documents.num_documents)
-            rows = self._make(documents, number)
-            if rows is not None:
-                yield self._give(rows, documents, shards)
+            window = self._make(documents.slice(num_begun, documents.num_documents), shards, number)
+            if window is not None:
+                yield window
                 shards, num_begun, size, number = [], 0, min(2 * size, self._most_shards), number + 1
             elif shard is None:
                 break
-        if not self._teller.num_windows:
+        if number == 1 and not num_begun:
             raise self._too_little or UsageError(f"{self._store} has no documents in its split {self._split!r}")
 
     def _beginning(self) -> tuple[Documents | None, list[ShardInfo]]:
@@ -178,8 +197,8 @@ class TokenizedText:
             return None, []
         shard = Follower(self._store, self._plan, self._split).take() if self._has_begun() else None
         if shard is None:
-            self._folder = temporary_folder()
-            return beginning.encode(self._prepared, Path(self._folder.name), self._split), []
+            self._folders.append(temporary_folder())
+            return beginning.encode(self._prepared, Path(self._folders[-1].name), self._split), []
         count = beginning.count(self._store, shard)
         return self._open([shard]).slice(0, count) if count else None, [shard]
 
@@ -189,21 +208,16 @@ class TokenizedText:
         documents.vocab_size = self._prepared.tokenizer.vocab_size
         return documents
 
-    def _make(self, documents: Documents | None, number: int) -> Rows | None:
-        """The rows of a window; None if there is too little for one."""
+    def _make(self, documents: Documents | None, shards: list[ShardInfo], number: int) -> _Window | None:
+        """A window; None if there is too little for a row."""
         if documents is None or not documents.num_documents:
             return None
         try:
-            return self._making.rows(documents, make_key(self._making.seed, number))
+            rows = self._making.rows(documents, make_key(self._making.seed, number))
         except UsageError as error:
             self._too_little = error
             return None
-
-    def _give(self, rows: Rows, documents: Documents, shards: list[ShardInfo]) -> Rows:
-        line = self._teller.tell(documents.num_documents, shards)
-        if self._verbose:
-            print(line, file=sys.stderr, flush=True)
-        return rows
+        return _Window(rows, documents.num_documents, shards)
 
     def _next_shard(self) -> ShardInfo | None:
         """Wait for the next shard; None behind the last one."""
@@ -217,8 +231,14 @@ class TokenizedText:
         """Whether what is in the directory is this run, and not one that was asked for something else."""
         if not self._is_ours:
             journal, settings, files = Journal(self._store), self._prepared.settings, self._prepared.files
-            finished = find_finished(self._store, settings, files) is not None
-            self._is_ours = finished or (journal.exists() and is_same(journal.saved_plan(), settings, files))
+            if find_finished(self._store, settings, files) is not None:
+                self._is_ours = True
+            elif journal.exists():
+                self._is_ours = is_same(journal.saved_plan(), settings, files)
+                if not self._is_ours and is_in_use(self._store):
+                    raise StoreError(
+                        f"{self._store} is being made from other text or with other flags; use another cache"
+                    )
         return self._is_ours
 
     def _look_again(self) -> None:
@@ -228,29 +248,35 @@ class TokenizedText:
         time.sleep(LOOK_SECONDS)
 
 
+class _Window(NamedTuple):
+    """Rows, and what they were made of; no shards where they were tokenized here."""
+
+    rows: Rows
+    num_documents: int
+    shards: list[ShardInfo]
+
+
 class _Teller:
     """What a window took, in words; the time between two windows is that between their last shards."""
 
     def __init__(self, store: Path) -> None:
         self._store = store
         self._started = self._last = time.time()
-        self.asked = 0.0
-        self.num_windows = 0
+        self._is_first = True
         self.was_waited_for = False
 
-    def tell(self, num_documents: int, shards: list[ShardInfo]) -> str:
-        """One line on a window; without shards it was tokenized while it was waited for."""
-        waited = time.perf_counter() - self.asked
+    def tell(self, window: _Window, waited: float) -> str:
+        """One line on a window."""
         seconds, written = waited, time.time()
-        if shards:
-            written = max(_written(self._store, shard) for shard in shards)
+        if window.shards:
+            written = max(_written(self._store, shard) for shard in window.shards)
             seconds, self._last = max(0.0, written - self._last), max(self._last, written)
-        self.was_waited_for |= self.num_windows > 0 and waited > LOOK_SECONDS
-        self.num_windows += 1
-        done = f"tokenized {num_documents:,} documents in {seconds * 1e3:,.0f} ms"
-        done += f" ({seconds * 1e3 / max(1, num_documents):.3f} ms per document)"
+        self.was_waited_for |= not self._is_first and waited > 2 * LOOK_SECONDS
+        self._is_first = False
+        milliseconds, count = seconds * 1e3, window.num_documents
+        done = f"tokenized {count:,} documents in {milliseconds:,.0f} ms ({milliseconds / count:.3f} ms per document)"
         if written < self._started:
-            done = f"read {num_documents:,} documents from {self._store}"
+            done = f"read {count:,} documents from {self._store}"
         return f"{done}, training waited {waited * 1e3:,.0f} ms"
 
 

@@ -45,9 +45,13 @@ class BackgroundRun:
         if self._error is not None:
             raise self._error
 
-    def stop(self) -> None:
-        """End the run where it is, to be continued another time."""
+    def cancel(self) -> None:
+        """Let the run end where it is, to be continued another time."""
         self._stopped.set()
+
+    def stop(self) -> None:
+        """Cancel the run, and wait until it has ended."""
+        self.cancel()
         self._thread.join(STOP_SECONDS)
 
     def _work(self) -> None:
