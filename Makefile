@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The newest torch that is published with CPU wheels for every supported Python.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint types check format test-kills test-interop test-browser test-engines bench clean
+.PHONY: demo test lint types check format test-kills test-interop test-browser test-train test-slurm test-engines bench clean
 
 demo: $(VENV)/base
 	$(BIN)/tokenmill demo
@@ -41,6 +41,14 @@ test-interop: $(VENV)/all
 test-browser: $(VENV)/all
 	test -d .interop/selenium || $(BIN)/python -m pip install --quiet --target .interop/selenium "selenium>=4.20"
 	PYTHONPATH=.interop/selenium REQUIRE_BROWSER=1 $(BIN)/python -m pytest tests/interop/test_browser.py
+
+# What takes minutes of the reference trainers: compiled models, their own self-checks, waiting for data.
+test-train: $(VENV)/all
+	$(BIN)/python -m pytest -m slow tests/test_train_torch.py tests/test_train_jax.py
+
+# Job arrays and steps on a real Slurm of one node on loopback (Debian: slurm-wlm munge), a rank requeued and one killed; prints a tally.
+test-slurm: $(VENV)/all
+	$(BIN)/python tests/cluster/slurm.py
 
 # 100,000 fuzzed strings per tokenizer, and whole corpora where they are, against the reference libraries.
 TOKENIZERS ?= $(wildcard ../shared/data/tokenizers/*)

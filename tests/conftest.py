@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.object_server import faulty, s3, s3_server  # noqa: F401
 from tokenmill.store.store import TokenStore
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -18,10 +18,10 @@ import pytest
 from tests.conftest import make_texts, write_jsonl
 from tests.running import command, sentence, tokenmill
 from tests.tiny_tokenizers import byte_fallback_config, byte_level_config
-from tokenmill.bench.documents import Workplace, read_documents
+from tokenmill.bench.documents import Source, Workplace, read_documents
 from tokenmill.bench.figures import Figure, differ, judge
-from tokenmill.bench.loaders import bench_loaders
-from tokenmill.bench.measuring import Contender, Failure, ask, stopwatch, take_turns, watch
+from tokenmill.bench.loaders import Wanted, bench_loaders
+from tokenmill.bench.measuring import Contender, Effort, Failure, ask, stopwatch, take_turns, watch
 from tokenmill.bench.plots import check_plot, save_plot
 from tokenmill.bench.reporting import Machine, Report, Row, print_report
 from tokenmill.bench.strategies import bench_strategies, count_differing
@@ -31,10 +31,6 @@ from tokenmill.engines import create, load_tokenizer
 from tokenmill.errors import MissingDependencyError, TokenmillError, UsageError
 
 LONG_SECONDS = 280
-
-
-def silent(_text: str) -> None:
-    pass
 
 
 def figures(**runs: list[float]) -> dict[str, Figure]:
@@ -149,10 +145,12 @@ def test_a_contender_that_fails_says_why(function: Any, reason: str) -> None:
 def test_contenders_take_turns_and_one_that_fails_takes_no_further_part(tmp_path: Path) -> None:
     path = str(tmp_path / "order")
     several = [contender(append, name, path=path, letter=name) for name in "ab"]
-    turns = take_turns([*several, contender(crash, "c")], 3, silent)
+    told: list[str] = []
+    turns = take_turns([*several, contender(crash, "c")], Effort(repeat=3, tell=told.append))
     assert Path(path).read_text() == "ababab"
     assert turns.answers == {"a": [{}, {}, {}], "b": [{}, {}, {}]}
     assert turns.failures == {"c": "ValueError: out of luck"}
+    assert told[:4] == ["turn 1 of 3: a", "turn 1 of 3: b", "turn 1 of 3: c", "turn 2 of 3: a"]
 
 
 def test_peak_memory_is_that_of_the_whole_process_tree() -> None:
@@ -187,7 +185,7 @@ def test_documents_come_from_all_files_in_proportion(tmp_path: Path, tiny_tokeni
             tmp_path / "in" / f"{name}.jsonl", [f"{name} {number:04d} and some words" for number in range(count)]
         )
     (tmp_path / "work").mkdir()
-    place = Workplace(tmp_path / "work", [str(tmp_path / "in")], str(tiny_tokenizer), "text")
+    place = Workplace(tmp_path / "work", Source([str(tmp_path / "in")], str(tiny_tokenizer)))
     corpus = place.collect(4000, 1.0)
     texts = list(read_documents(corpus.path))
     assert not corpus.is_whole
@@ -245,9 +243,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(LONG_SECONDS)
 def test_strategies_measure_everybody_on_the_same_documents(corpus: Path, merging_tokenizer: Path) -> None:
-    report = bench_strategies(
-        [str(corpus)], str(merging_tokenizer), text_key="text", max_bytes=10_000, repeat=1, tell=silent
-    )
+    report = bench_strategies(Source([str(corpus)], str(merging_tokenizer)), Effort(max_bytes=10_000, repeat=1))
     assert report.left_out == {}
     rows = {row.name: row for row in report.rows}
     assert list(rows) == [
@@ -288,9 +284,7 @@ def test_engines_say_whether_their_ids_are_the_references(corpus: Path, tiny_tok
 
 @pytest.mark.timeout(LONG_SECONDS)
 def test_workers_are_compared_with_one_worker_of_the_same_turn(corpus: Path) -> None:
-    report = bench_workers(
-        [str(corpus)], "bytes", text_key="text", max_bytes=5000, repeat=1, max_workers=2, tell=silent
-    )
+    report = bench_workers(Source([str(corpus)], "bytes"), Effort(max_bytes=5000, repeat=1), max_workers=2)
     one, two = report.rows
     assert one.figures["speedup"].median == 1
     expected = one.figures["seconds"].median / two.figures["seconds"].median
@@ -309,16 +303,7 @@ def test_worker_counts_are_all_up_to_eight_and_then_double() -> None:
 def test_loaders_are_measured_at_every_batch_size(tiny_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = __import__("importlib.util").util.find_spec
     monkeypatch.setattr("tokenmill.bench.loaders.find_spec", lambda name: name != "jax" and real(name))
-    report = bench_loaders(
-        str(tiny_store),
-        batch_sizes=[2, 4],
-        seq_len=32,
-        num_batches=5,
-        skip=["tf", "grain"],
-        max_bytes=None,
-        repeat=1,
-        tell=silent,
-    )
+    report = bench_loaders(str(tiny_store), Wanted([2, 4], 32, 5, skip=["tf", "grain"]), Effort(repeat=1))
     names = ["np.memmap loop", "torch DataLoader", "DataLoader, 2 workers", "tokenmill numpy", "tokenmill torch"]
     for group in ("2 rows of 32 tokens", "4 rows of 32 tokens"):
         assert [row.name for row in report.rows if row.group == group] == names

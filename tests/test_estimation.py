@@ -14,15 +14,16 @@ import zstandard
 import tokenmill as tm
 from tests.conftest import make_texts, write_jsonl
 from tests.running import tokenmill
-from tokenmill import estimation
 from tokenmill.errors import UsageError
-from tokenmill.estimation import Estimate, estimate
+from tokenmill.estimation import Estimate, estimate, surveying
 from tokenmill.pipeline.request import Request
 
 
-def estimate_of(path: Path, tokenizer: Path | str, *, share: float | None = None, **flags: Any) -> Estimate:
+def estimate_of(
+    path: Path, tokenizer: Path | str, *, share: float | None = None, seq_len: int | None = None, **flags: Any
+) -> Estimate:
     request = {"inputs": [str(path)], "out": str(path.parent / "store"), "tokenizer": str(tokenizer), **flags}
-    return estimate(Request.from_flags(request), share=share)
+    return estimate(Request.from_flags(request), share=share, seq_len=seq_len)
 
 
 @pytest.fixture
@@ -51,8 +52,8 @@ def test_a_small_sample_tells_tokens_documents_and_disk(corpus: Path, tiny_token
 def test_large_inputs_are_read_in_places(
     corpus: Path, tiny_tokenizer: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimation, "READ_ALL_BYTES", 60_000 if kind == "parquet" else 300_000)
-    monkeypatch.setattr(estimation, "PLACE_BYTES", 4_000)
+    monkeypatch.setattr(surveying, "READ_ALL_BYTES", 60_000 if kind == "parquet" else 300_000)
+    monkeypatch.setattr(surveying, "PLACE_BYTES", 4_000)
     path = tmp_path / f"large.{kind}"
     if kind == "parquet":
         texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
@@ -75,6 +76,23 @@ def test_supervised_data_is_rendered_first(tmp_path: Path, tiny_tokenizer: Path)
     check(found, tm.tokenize(path, tmp_path / "out", tokenizer=str(tiny_tokenizer), **flags))
 
 
+def test_padded_arrays_are_as_large_as_the_export_makes_them(
+    corpus: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    found = estimate_of(corpus, tiny_tokenizer, seq_len=32).padded
+    assert found is not None
+    store = tm.tokenize(corpus, tmp_path / "out", tokenizer=str(tiny_tokenizer))
+    rows = len(tm.pack(store, seq_len=32, method="pad"))
+    assert store.num_documents < rows
+    assert abs(found.rows.value / rows - 1) < 0.03
+    assert found.rows.low <= rows <= found.rows.high
+    tm.export(store, tmp_path / "npy", to="npy", seq_len=32)
+    size = sum(path.stat().st_size for path in (tmp_path / "npy").rglob("*.npy"))
+    assert abs(found.disk_bytes.value / size - 1) < 0.03
+    tensors = 3 * 8 + 4
+    assert found.memory_bytes.value == pytest.approx(found.rows.value * 32 * tensors)
+
+
 def test_more_workers_need_less_time_and_limits_count(corpus: Path, tiny_tokenizer: Path) -> None:
     found = estimate_of(corpus, tiny_tokenizer, workers=4, limit=100)
     assert found.documents.value == 100
@@ -94,7 +112,7 @@ def test_the_command_line(corpus: Path, tiny_tokenizer: Path, tmp_path: Path) ->
     shown = tokenmill(
         "estimate", corpus, "--tokenizer", tiny_tokenizer, "--seq-len", "512", env={"COLUMNS": "80"}
     ).stdout
-    assert "28 bytes a token" in shown and max(map(len, shown.splitlines())) <= 100
+    assert "x 512 x 28 bytes = " in shown and max(map(len, shown.splitlines())) <= 80
     dry = tokenmill("tokenize", corpus, "-o", tmp_path / "dry", "--tokenizer", tiny_tokenizer, "--dry-run")
     assert dry.returncode == 0 and "tokens" in dry.stdout and not (tmp_path / "dry").exists()
 

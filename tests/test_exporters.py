@@ -80,6 +80,16 @@ def test_nanogpt_reads_bare_uint16(tmp_path: Path) -> None:
         assert data.tolist() == stream_of(store, split)
 
 
+@pytest.mark.parametrize(("to", "files"), [("litdata", "chunks"), ("mds", "shards")])
+def test_rows_that_offsets_of_32_bits_cannot_pass_are_refused(tmp_path: Path, to: str, files: str) -> None:
+    tokens = tmp_path / "tokens.bin"
+    with tokens.open("wb") as file:
+        file.truncate(2 * ((1 << 28) + 8))
+    with pytest.raises(UsageError, match=f"268,435,457 is too much for --to {to}, whose {files} are below 4 GB"):
+        tm.export(tokens, tmp_path / "out", to=to, seq_len=(1 << 28) + 1)
+    assert not (tmp_path / "out").exists()
+
+
 def test_nanogpt_refuses_a_large_vocabulary(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", DOCUMENTS, dtype="int32")
     with pytest.raises(UsageError, match=r"ids up to 65,535, and .*store has a vocabulary of 1,048,576 tokens; use"):

@@ -1,4 +1,4 @@
-"""Listing inputs, decompressing them down to the last readable byte, and replacing files."""
+"""Decompressing inputs down to the last readable byte, and replacing files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.errors import DataError, UsageError
+from tokenmill.errors import DataError
 from tokenmill.files import (
     DamagedInput,
     detect_compression,
-    expand_inputs,
     fingerprint,
     open_stream,
-    relative_names,
     sync_directory,
     write_durably,
 )
@@ -57,92 +55,6 @@ def read_all(path: Path, compression: str, size: int = 700, **options: int) -> t
                 stream.read(size)
             return b"".join(pieces), damage.reason
     return b"".join(pieces), None
-
-
-def make_files(folder: Path, *names: str) -> None:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(b"x")
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_inputs_come_in_the_order_given_and_directories_are_sorted(here: Path) -> None:
-    make_files(here, "z.jsonl", "d/b.jsonl", "d/a/2.jsonl", "d/a/1.jsonl", "d/.hidden", "d/.git/config", "a.txt")
-    found = expand_inputs(["z.jsonl", "d", "*.txt"])
-    assert [path.as_posix() for path in found] == ["z.jsonl", "d/a/1.jsonl", "d/a/2.jsonl", "d/b.jsonl", "a.txt"]
-
-
-def test_globs_are_sorted_and_reach_down_with_two_stars(here: Path) -> None:
-    make_files(here, "d/10.jsonl", "d/e/f/2.jsonl", "d/1.jsonl", "d/.x.jsonl", "d/1.txt")
-    assert [path.as_posix() for path in expand_inputs(["d/*.jsonl"])] == ["d/1.jsonl", "d/10.jsonl"]
-    assert [path.name for path in expand_inputs(["d/**/*.jsonl"])] == ["1.jsonl", "10.jsonl", "2.jsonl"]
-
-
-def test_a_list_names_one_path_per_line(here: Path) -> None:
-    make_files(here, "b c.jsonl", "a.jsonl", "d/x.jsonl")
-    (here / "files.txt").write_text("b c.jsonl\n\n  a.jsonl\r\nd\n")
-    assert [path.as_posix() for path in expand_inputs(["@files.txt"])] == ["b c.jsonl", "a.jsonl", "d/x.jsonl"]
-
-
-def test_a_file_whose_name_looks_like_a_glob_is_that_file(here: Path) -> None:
-    make_files(here, "a[1].jsonl", "a1.jsonl")
-    assert expand_inputs(["a[1].jsonl"]) == [Path("a[1].jsonl")]
-
-
-@pytest.mark.parametrize(
-    ("inputs", "named"),
-    [
-        (["missing.jsonl"], "missing.jsonl"),
-        (["a.jsonl", "*.parquet"], "*.parquet"),
-        (["empty"], "empty"),
-        (["@missing.txt"], "missing.txt"),
-        (["@blank.txt"], "blank.txt"),
-        (["a.jsonl", "./a.jsonl"], "a.jsonl"),
-        (["pipe"], "pipe"),
-        ([], "no input"),
-    ],
-)
-def test_an_input_that_gives_no_file_is_refused_by_name(here: Path, inputs: list[str], named: str) -> None:
-    make_files(here, "a.jsonl", "empty/.hidden")
-    (here / "blank.txt").write_text("\n\n")
-    os.mkfifo(here / "pipe")
-    with pytest.raises(UsageError, match=named.replace("*", r"\*")):
-        expand_inputs(inputs)
-
-
-def test_a_file_found_twice_is_read_once_at_its_first_place(here: Path) -> None:
-    make_files(here, "d/a.jsonl", "d/b.jsonl")
-    assert [path.name for path in expand_inputs(["d/b*", "d", "d/*.jsonl"])] == ["b.jsonl", "a.jsonl"]
-    assert [path.name for path in expand_inputs(["d/b.jsonl", "d"])] == ["b.jsonl", "a.jsonl"]
-
-
-def test_links_to_folders_are_followed_without_going_in_circles(here: Path) -> None:
-    make_files(here, "other/x.jsonl", "d/a.jsonl")
-    (here / "d/more").symlink_to(here / "other")
-    (here / "other/back").symlink_to(here / "d")
-    assert [path.as_posix() for path in expand_inputs(["d"])] == ["d/a.jsonl", "d/more/x.jsonl"]
-
-
-def test_a_name_that_is_not_utf8_is_refused(here: Path) -> None:
-    try:
-        Path(os.fsdecode(b"bad\xff.jsonl")).write_bytes(b"x")
-    except OSError:
-        pytest.skip("the file system takes UTF-8 names only")
-    with pytest.raises(UsageError, match="not UTF-8"):
-        expand_inputs(["*.jsonl"])
-
-
-def test_names_are_relative_to_the_common_folder(here: Path) -> None:
-    assert relative_names([Path("c/a/x.jsonl"), Path("c/b/y.jsonl")]) == ["a/x.jsonl", "b/y.jsonl"]
-    assert relative_names([here / "c" / "x.jsonl"]) == ["x.jsonl"]
-    assert relative_names([Path("/x.jsonl"), Path("/y/z.jsonl")]) == ["x.jsonl", "y/z.jsonl"]
-    assert relative_names([Path("c/d/x.jsonl"), Path("c/../c/y.jsonl")]) == ["d/x.jsonl", "y.jsonl"]
-    assert relative_names([]) == []
 
 
 def test_compression_is_told_from_the_content() -> None:

@@ -17,6 +17,7 @@ from tokenmill.engines import create, load_tokenizer
 from tokenmill.errors import TokenmillError
 from tokenmill.executors.base import Event, Message
 from tokenmill.executors.local import LocalExecutor, start_executor
+from tokenmill.inputs import Input
 from tokenmill.pipeline.gate import _differing_documents, mismatches
 from tokenmill.pipeline.messages import GateResult, Held, decode_from_worker, encode
 from tokenmill.pipeline.plan import inspect_inputs
@@ -65,7 +66,8 @@ def test_one_wrong_id_in_a_thousand_documents_is_found(tiny_tokenizer: Path) -> 
 def sample_of(paths: list[Path], engine: Any = None, **options: Any) -> Sample:
     settings = ReadOptions(**options)
     split = engine.split if engine is not None else lambda text, size: [text]
-    return take_sample(inspect_inputs(paths, "auto", settings), settings, split)
+    inputs = [Input(str(path)) for path in paths]
+    return take_sample(inspect_inputs(inputs, "auto", settings), settings, split)
 
 
 def test_ten_thousand_tiny_inputs_give_a_thousand_documents_and_2_mb(tmp_path: Path) -> None:

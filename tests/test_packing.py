@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import tokenmill as tm
 from tests.stores import make_documents, make_store
-from tokenmill.dataset import bestfit
+from tokenmill.dataset import base, bestfit, packing
 from tokenmill.errors import UsageError
 
 documents_of_any_length = st.lists(st.integers(0, 30), min_size=1, max_size=60).filter(lambda n: sum(n) > 60)
@@ -58,6 +58,35 @@ def test_concat_is_the_stream_cut_every_seq_len(lengths: list[int], seq_len: int
             for document, start, length, is_end in segments:
                 last = stream[first + start + length - 1]
                 assert is_end == (last == documents[document][-1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    documents_of_any_length, st.integers(1, 20), st.integers(1, 5), st.sampled_from(["concat", "best-fit"]), st.data()
+)
+def test_the_index_in_memory_says_the_same_as_the_one_on_disk(
+    lengths: list[int], seq_len: int, num_shards: int, method: Any, data: Any
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        store, _ = store_of(lengths, Path(folder), num_shards)
+        patch.setattr(packing, "MANY_ROWS", 1)
+        in_memory, on_disk = (tm.pack(store, seq_len=seq_len, method=method) for _ in range(2))
+        index = np.array(data.draw(st.lists(st.integers(0, 3 * len(on_disk)), min_size=1)))
+        found = in_memory.segments(index)
+        patch.setattr(base, "MOST_KEPT_STARTS", 0)
+        for ours, theirs in zip(found, on_disk.segments(index), strict=True):
+            assert np.array_equal(ours, theirs) and ours.dtype == theirs.dtype
+        assert "_starts" in vars(in_memory)
+        assert "_starts" not in vars(on_disk)
+        assert "_starts" not in vars(pickle.loads(pickle.dumps(in_memory)))
+
+
+def test_few_rows_come_without_reading_the_whole_index(tmp_path: Path) -> None:
+    rows = tm.pack(tm.open(make_store(tmp_path, make_documents(900, longest=50))), seq_len=8)
+    rows.segments(np.arange(64))
+    assert "_starts" not in vars(rows)
+    rows.segments(np.arange(packing.MANY_ROWS))
+    assert "_starts" in vars(rows)
 
 
 @settings(max_examples=60, deadline=None)

@@ -30,6 +30,7 @@ from tests.reading import (
 )
 from tokenmill.errors import DataError, UsageError
 from tokenmill.files import detect_compression, open_stream
+from tokenmill.inputs import Input
 from tokenmill.pipeline.plan import inspect_inputs
 from tokenmill.readers import READERS, ReadOptions, detect_format, reader_for
 from tokenmill.readers.parquet import ParquetReader
@@ -357,7 +358,7 @@ def test_parquet_inside_a_compressed_file_is_refused(tmp_path: Path, compress: A
     path = tmp_path / "a.parquet.gz"
     path.write_bytes(compress(b"PAR1 and more"))
     with pytest.raises(DataError, match="compressed Parquet; decompress it"):
-        inspect_inputs([path], format, ReadOptions())
+        inspect_inputs([Input(str(path))], format, ReadOptions())
 
 
 def test_an_unknown_reader_is_refused() -> None:

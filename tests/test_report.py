@@ -521,16 +521,21 @@ def test_a_store_without_documents_has_a_page(tmp_path: Path) -> None:
 # The run, and checks.
 
 
-def with_attempts(store: TokenStore, attempts: list[list[Moment]], **fields: Any) -> TokenStore:
-    """The store with a run.json of its own."""
+def with_attempts(
+    store: TokenStore, attempts: list[list[Moment]], *, apart: float = 3600.0, world_size: int = 1, **fields: Any
+) -> TokenStore:
+    """The store with a run.json of its own, whose attempts began so many seconds after each other."""
     path = store.path / "run.json"
     info = decode_sealed(path.read_bytes(), RunInfo, path)
     last: Snapshot = info.attempts[-1].last
     made = [
         AttemptInfo(
             pid=1,
-            started=1e9 + number,
+            started=1e9 + number * apart,
             completed=number == len(attempts) - 1,
+            reason=None if number == len(attempts) - 1 else "a.jsonl line 7: not <JSON>",
+            rank=number if world_size > 1 else 0,
+            world_size=world_size,
             peak_memory_bytes=max((moment.memory_bytes for moment in history), default=0),
             num_recycled=0,
             num_retried=0,
@@ -554,9 +559,26 @@ def test_a_run_is_drawn_attempt_by_attempt(tiny_store: Path, tmp_path: Path) -> 
     assert "0.7 GB at 00:19" in text
     assert 'class="limit"' in text
     page = Page(text)
-    assert "stopped" in page.text
+    assert "stopped: a.jsonl line 7: not <JSON>" in page.text
     assert "complete" in page.text
     assert "2001-09-09 01:46 UTC" in page.text
+
+
+def test_ranks_are_drawn_at_the_same_time(tiny_store: Path, tmp_path: Path) -> None:
+    moments = [Moment(float(second), second * 40_000_000, second, 500_000_000) for second in range(20)]
+    store = with_attempts(TokenStore(tiny_store), [moments, moments], apart=3.0, world_size=2)
+    text = page_of(store, tmp_path)
+    assert "0.5 GB at 00:22" in text
+    assert "0.5 GB at 00:23" not in text
+    assert "rank 1 of 2" in Page(text).text
+
+
+def test_a_short_run_has_a_point_in_each_plot(tiny_store: Path, tmp_path: Path) -> None:
+    text = page_of(with_attempts(TokenStore(tiny_store), [[Moment(2.0, 80_000_000, 1, 300_000_000)]]), tmp_path)
+    assert "40 MB/s at 00:01" in text
+    for points in re.findall(r'<polyline [^>]*points="([^"]*)"', text):
+        first, second = points.split()
+        assert first == second
 
 
 def test_a_limit_that_memory_never_came_near_is_not_drawn(tiny_store: Path, tmp_path: Path) -> None:
@@ -569,6 +591,28 @@ def test_a_run_without_history_has_its_table(tiny_store: Path, tmp_path: Path) -
     text = page_of(with_attempts(TokenStore(tiny_store), [[]]), tmp_path)
     assert "No history of speed and memory was kept" in text
     assert "<polyline" not in text
+
+
+def test_shards_that_were_looked_at_take_no_memory(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", make_texts(2000, seed=5))
+    store = tokenize_here(path, tmp_path / "store", tokenizer="bytes", task_bytes="100KB")
+    assert len(store.split().table.stems) > 3
+    figures = gather(store)
+    assert figures.tokens.is_everything and not figures.suspicions[1].num_documents
+    assert resident_bytes(tmp_path / "store") == 0
+    assert len(store.split().read(0, 499)) == 499
+    assert resident_bytes(tmp_path / "store") > 0
+
+
+def resident_bytes(folder: Path) -> int:
+    """How much of the shards' tokens is in the memory of this process."""
+    total, is_here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            is_here = str(folder) in line and line.endswith(".bin")
+        elif is_here and line.startswith("Rss:"):
+            total += int(line.split()[1]) << 10
+    return total
 
 
 def test_a_damaged_run_file_is_left_out(tiny_store: Path, tmp_path: Path) -> None:

@@ -212,6 +212,27 @@ def test_a_run_that_ended_early_says_why(tmp_path: Path, tiny_tokenizer: Path, m
     assert "It said: bad.jsonl line 4001: not JSON" in " ".join(draw(tmp_path / "store").split())
 
 
+def test_a_run_that_ended_before_its_first_task_was_done_says_why_too(
+    tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "bad.jsonl", ["good"])
+    with (tmp_path / "bad.jsonl").open("a") as file:
+        file.write('{"body": "a text"}\n')
+    with pytest.raises(DataError):
+        tokenize("bad.jsonl", tmp_path / "store", tokenizer=str(tiny_tokenizer), workers=1)
+    said = " ".join(draw(tmp_path / "store").split())
+    assert "Stopped before its first task was done. It said: bad.jsonl line 2: no field 'text'" in said
+
+
+def test_a_run_that_was_interrupted_does_not_give_its_advice_twice(tmp_path: Path) -> None:
+    attempt = make_attempt(completed=False)
+    reason = f"stopped by SIGINT; run the same command again to continue {tmp_path}"
+    begin(tmp_path, msgspec.structs.replace(attempt, reason=reason))
+    said = " ".join(draw(tmp_path).split())
+    assert "Stopped at 43%. It said: stopped by SIGINT. To continue, run the same tokenize command again." in said
+
+
 def test_a_running_status_shows_the_machine(tmp_path: Path) -> None:
     machine = Machine(
         cores=[0.99, 0.2],

@@ -14,8 +14,8 @@ import tokenmill
 
 ROOT = Path(tokenmill.__file__).parent
 LEVELS = [
-    {"errors", "arguments", "compression", "files", "batch", "machine", "progress", "monitoring"},
-    {"readers", "engines", "executors"},
+    {"errors", "arguments", "clock", "remote", "compression", "files", "batch", "machine", "progress", "monitoring"},
+    {"inputs", "readers", "engines", "executors"},
     {"store", "supervision"},
     {"pipeline", "dataset"},
     {"loaders", "exporters"},
@@ -25,7 +25,7 @@ LEVELS = [
     {"cli"},
     {"__main__"},
 ]
-SEAMS = {"readers", "engines", "executors", "loaders", "exporters"}
+SEAMS = {"inputs", "readers", "engines", "executors", "loaders", "exporters"}
 HEAVY = {
     "torch",
     "jax",

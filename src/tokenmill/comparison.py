@@ -19,14 +19,16 @@ import numpy.typing as npt
 from tokenmill.batch import IntArray, TextBatch, Trained
 from tokenmill.engines import REFERENCES, SpecialTokens, create, open_tokenizer
 from tokenmill.engines.alignment import Aligner
-from tokenmill.files import expand_inputs
+from tokenmill.inputs import expand_inputs
 from tokenmill.pipeline.plan import InputFile, Span, inspect_inputs, row_spans
 from tokenmill.pipeline.reading import Render, read_span
 from tokenmill.pipeline.settings import TokenPolicy, supervision_of
 from tokenmill.pipeline.task import surround
+from tokenmill.progress import choose_display
 from tokenmill.readers import reader_for
 from tokenmill.readers.base import ReadOptions
 from tokenmill.readers.parquet import ParquetReader
+from tokenmill.remote.paths import input_path
 from tokenmill.store.manifest import Manifest, ShardInfo
 from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES, index_lengths
 from tokenmill.supervision.masking import Weights, assemble, weigh_tokens
@@ -154,7 +156,8 @@ def _match_inputs(
     manifest: Manifest, against: Sequence[str], options: ReadOptions, report: Comparison
 ) -> dict[int, InputFile]:
     """The given files by their number in the store; those that differ are named and left aside."""
-    found = {file.name: file for file in inspect_inputs(expand_inputs(against), manifest.settings["format"], options)}
+    inputs = expand_inputs(against, choose_display(), manifest.settings["limit"])
+    found = {file.name: file for file in inspect_inputs(inputs, manifest.settings["format"], options)}
     matched = {}
     for number, known in enumerate(manifest.inputs):
         file = found.pop(known.path, None)
@@ -334,7 +337,7 @@ def _spans(file: InputFile, positions: npt.NDArray[np.int64], options: ReadOptio
     """Spans in which documents at sorted positions start; None: the input can only be read front to back."""
     reader = reader_for(file.format, options)
     if isinstance(reader, ParquetReader):
-        groups = np.array([stop for _, stop in reader.plan(Path(file.path), 1)], np.int64)
+        groups = np.array([stop for _, stop in reader.plan(input_path(file.path), 1)], np.int64)
         group = np.searchsorted(groups, positions, "right")
         last = np.flatnonzero(np.diff(group, append=-1))
         first = np.concatenate([[0], last[:-1] + 1])

@@ -149,6 +149,7 @@ def _tokenize(inputs: list[str], home: Path, console: Console) -> tuple[TokenSto
     assert outcome.observer.snapshot is not None
     moment = outcome.observer.snapshot
     manifest = outcome.manifest
+    assert manifest is not None
     counted = f"{manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens"
     console.print(f"  {counted}, in {seconds:.1f} s with start-up", highlight=False)
     speed = f"{moment.num_text_bytes / seconds / 1e6:.1f} MB/s with start-up, which is most of it at this size"

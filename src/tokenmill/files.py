@@ -1,18 +1,14 @@
-"""Files: which ones a run reads, their decompressed bytes, and how results replace files.
+"""Files: their decompressed bytes, how their content is told apart, and how results replace files.
 
 `open_stream` hands over every byte that can be decompressed before it reports damage, because
 a truncated download should cost its missing end and nothing before it. Compression is told
 from the first bytes, never from the name.
 """
 
-# Names stay strings while inputs are listed: `os.path` takes a tenth of the time of `Path` on 10,000 files.
-# ruff: noqa: PTH100, PTH112, PTH116, PTH120, PTH207
 from __future__ import annotations
 
-import glob
 import os
-import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -25,7 +21,8 @@ from tokenmill.compression import (
     ZstdFrames,
     detect_compression,
 )
-from tokenmill.errors import DataError, UsageError
+from tokenmill.errors import DataError
+from tokenmill.remote.paths import InputPath, RemotePath
 
 __all__ = [
     "Compression",
@@ -33,11 +30,10 @@ __all__ = [
     "InputStream",
     "Stream",
     "changed_while_read",
+    "create_durably",
     "detect_compression",
-    "expand_inputs",
     "fingerprint",
     "open_stream",
-    "relative_names",
     "sync_directory",
     "write_durably",
 ]
@@ -48,107 +44,7 @@ WHOLE_FINGERPRINT_BYTES = 8 << 20
 """Files up to this size are fingerprinted whole."""
 
 
-def expand_inputs(inputs: Sequence[str]) -> list[Path]:
-    """The files that files, directories, globs and `@lists` stand for, in the order given.
-
-    Directories are read recursively and sorted, without hidden files. A file that several
-    globs or directories reach is read once, at its first place; one that is named twice is
-    refused, because it cannot be told whether that is meant.
-    """
-    named: dict[str, bool] = {}
-    paths: list[Path] = []
-    for item in _with_lists(inputs):
-        files, is_named = _expand(item)
-        for file in files:
-            key = os.path.abspath(file)
-            if key not in named:
-                named[key] = is_named
-                paths.append(Path(_check_name(file)))
-            elif is_named and named[key]:
-                raise UsageError(f"input {file} is named twice; to repeat it, change its weight when loading")
-            else:
-                named[key] = named[key] or is_named
-    if not paths:
-        raise UsageError("no input files were given")
-    return paths
-
-
-def _with_lists(inputs: Iterable[str]) -> Iterator[str]:
-    for item in inputs:
-        if not item.startswith("@"):
-            yield item
-            continue
-        try:
-            lines = Path(item[1:]).read_text("utf-8-sig").splitlines()
-        except OSError as error:
-            raise UsageError(f"list of inputs {item[1:]} cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise UsageError(f"list of inputs {item[1:]} is not UTF-8 text with one path per line") from None
-        paths = [line.strip() for line in lines if line.strip()]
-        if not paths:
-            raise UsageError(f"list of inputs {item[1:]} names no files")
-        yield from paths
-
-
-def _expand(item: str) -> tuple[list[str], bool]:
-    """The files of one input, and whether it names its file rather than finding it."""
-    try:
-        mode = os.stat(item).st_mode
-    except (OSError, ValueError):
-        if not glob.has_magic(item):
-            raise UsageError(f"input {item} does not exist") from None
-        matches = sorted(glob.glob(item, recursive=True))
-        files = [file for match in matches for file in (_walk(match) if os.path.isdir(match) else [match])]
-        if not files:
-            raise UsageError(f"no file matches {item}") from None
-        return files, False
-    if stat.S_ISDIR(mode):
-        files = _walk(item)
-        if not files:
-            raise UsageError(f"directory {item} holds no files (hidden ones are not read)")
-        return files, False
-    if not stat.S_ISREG(mode):
-        raise UsageError(f"input {item} is not a regular file; a run reads its inputs more than once")
-    return [item], True
-
-
-def _walk(folder: str) -> list[str]:
-    """Files below a folder, sorted; links to folders are followed, each folder is entered once."""
-    files: list[str] = []
-    pending, entered = [folder], set()
-    while pending:
-        current = pending.pop()
-        status = os.stat(current)
-        if (status.st_dev, status.st_ino) in entered:
-            continue
-        entered.add((status.st_dev, status.st_ino))
-        try:
-            with os.scandir(current) as entries:
-                for entry in entries:
-                    if not entry.name.startswith("."):
-                        (pending if entry.is_dir() else files).append(entry.path)
-        except OSError as error:
-            raise UsageError(f"directory {current} cannot be read: {error.strerror}") from None
-    return sorted(files)
-
-
-def _check_name(file: str) -> str:
-    try:
-        file.encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"the name of input {file!r} is not UTF-8; rename it") from None
-    return file
-
-
-def relative_names(paths: Sequence[Path]) -> list[str]:
-    """Names below the common folder with forward slashes, so that a manifest holds no absolute path."""
-    absolute = [os.path.abspath(path) for path in paths]
-    folder = os.path.commonpath([os.path.dirname(path) for path in absolute]) if absolute else ""
-    skip = len(folder) if folder.endswith(os.sep) else len(folder) + 1
-    return [path[skip:].replace(os.sep, "/") for path in absolute]
-
-
-def open_stream(path: Path, compression: str, *, max_window_bytes: int = LARGEST_WINDOW_BYTES) -> InputStream:
+def open_stream(path: InputPath, compression: str, *, max_window_bytes: int = LARGEST_WINDOW_BYTES) -> InputStream:
     """The decompressed bytes of a file, members and frames joined.
 
     A zstd frame may ask for as much memory as its window; one above `max_window_bytes` counts
@@ -160,7 +56,7 @@ def open_stream(path: Path, compression: str, *, max_window_bytes: int = LARGEST
 class InputStream:
     """A file's decompressed bytes; raises `DamagedInput` after the last one that is readable."""
 
-    def __init__(self, path: Path, compression: str, *, max_window_bytes: int = LARGEST_WINDOW_BYTES) -> None:
+    def __init__(self, path: InputPath, compression: str, *, max_window_bytes: int = LARGEST_WINDOW_BYTES) -> None:
         makers: dict[str, Callable[[_Source], Stream]] = {
             "none": lambda source: source,
             "gzip": GzipMembers,
@@ -231,7 +127,7 @@ class InputStream:
 class _Source:
     """A file's own bytes, in pieces of one size, from some offset on one byte at a time."""
 
-    def __init__(self, path: Path, piece_bytes: int | None, *, single_bytes_from: int | None = None) -> None:
+    def __init__(self, path: InputPath, piece_bytes: int | None, *, single_bytes_from: int | None = None) -> None:
         self._path = path
         self._piece_bytes = piece_bytes
         self._single_bytes_from = single_bytes_from
@@ -271,14 +167,17 @@ class _Source:
         self.close()
 
 
-def fingerprint(path: Path) -> str:
+def fingerprint(path: InputPath) -> str:
     """A hash that tells two contents apart without reading all of a large file.
 
     xxh3-128 of the size (8 bytes, little endian), then the whole content up to 8 MiB; above
-    that the first and last 64 KiB and 64 blocks of 64 KiB spread evenly between them.
+    that the first and last 64 KiB and 64 blocks of 64 KiB spread evenly between them. Of an object in a bucket it is
+    the ETag.
     """
     import xxhash
 
+    if isinstance(path, RemotePath):
+        return path.fingerprint()
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         digest = xxhash.xxh3_128(size.to_bytes(8, "little"))
@@ -307,20 +206,54 @@ def changed_while_read(num_bytes: int, num_expected: int) -> str:
 def write_durably(path: Path, data: bytes) -> None:
     """Replace a file so that after a crash it holds either all of `data` or what it held before.
 
-    The name of the temporary file ends in `.tmp` and holds the process id: two processes that
-    write the same file cannot publish each other's half.
+    The name of the temporary file ends in `.tmp` and is nobody else's: two processes that write the
+    same file, on this machine or another, cannot publish each other's half.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = _write_beside(path, data)
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def create_durably(path: Path, data: bytes) -> bool:
+    """Write a file that is not there yet, whole from its first instant on; False where another may have been faster.
+
+    Of several processes that do so at once, one succeeds. Where the file system has no links, the last one does, and
+    nobody is told so: all have to read what is there.
+    """
+    temporary = _write_beside(path, data)
+    try:
+        try:
+            os.link(temporary, path)
+            is_first = True
+        except FileExistsError:
+            return False
+        except OSError:
+            if not path.exists():
+                temporary.replace(path)
+            is_first = False
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+    return is_first
+
+
+def _write_beside(path: Path, data: bytes) -> Path:
+    """A durable file with the data, under a temporary name in the same directory."""
+    # Process ids are no help: in containers that share a disk, they are all the same.
+    temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
 
 
 def sync_directory(path: Path) -> None:

@@ -7,6 +7,7 @@ cores and memory do not show; a budget taken from the whole machine would be kil
 from __future__ import annotations
 
 import os
+import platform
 import re
 from itertools import zip_longest
 from pathlib import Path
@@ -15,7 +16,7 @@ import psutil
 
 from tokenmill.errors import UsageError
 
-__all__ = ["available_memory", "parse_bytes", "physical_cpus", "tree_memory", "usable_cores"]
+__all__ = ["available_memory", "parse_bytes", "physical_cpus", "processor_name", "tree_memory", "usable_cores"]
 
 CGROUP = Path("/sys/fs/cgroup")
 UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12}
@@ -29,6 +30,16 @@ def parse_bytes(text: str, flag: str) -> int:
     if match is None or unit not in UNITS:
         raise UsageError(f"{flag} {text!r} is not a size; write it like 1GB, 512MiB or 200000")
     return int(float(match.group(1)) * UNITS[unit])
+
+
+def processor_name() -> str:
+    """What the processor calls itself, or at least its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
 
 
 def usable_cores() -> int:

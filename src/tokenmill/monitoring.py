@@ -15,7 +15,9 @@ from tokenmill.progress import Machine, Snapshot, WorkerMoment, format_bytes, fo
 
 __all__ = ["draw_monitor", "render_machine"]
 
-MOST_CORES, MOST_WORKERS = 16, 12
+MOST_PERCENTAGES, MOST_WORKERS = 12, 12
+CORES_PER_LINE = 64
+LEVELS = "▁▂▃▄▅▆▇█"
 BAR_COLUMNS = 24
 INPUT_COLUMNS = 30
 SHADES = {"read": "cyan", "decompress": "magenta", "parse": "blue", "encode": "green", "write": "yellow"}
@@ -57,14 +59,22 @@ def _rows(snapshot: Snapshot, machine: Machine) -> Iterator[tuple[str, Text]]:
 
 
 def _render_cores(cores: list[float]) -> Text:
-    """A block a core; beyond some, how many there are and how busy they are."""
-    busy = sum(cores) / max(1, len(cores))
-    if len(cores) > MOST_CORES:
-        return _bar(busy, "green").append(f" {busy:.0%} of {len(cores)} cores, {sum(c < 0.1 for c in cores)} idle")
+    """A percentage a core; of many, a block for each that is as high as the core is busy, and what they come to."""
     text = Text()
-    for core in cores:
-        text.append(f"{core:4.0%} ", style="green" if core > 0.7 else "yellow" if core > 0.3 else "dim")
-    return text
+    if len(cores) <= MOST_PERCENTAGES:
+        for core in cores:
+            text.append(f"{core:4.0%} ", style=_shade(core))
+        return text
+    for number, core in enumerate(cores):
+        if number % CORES_PER_LINE == 0 and number:
+            text.append("\n")
+        text.append(LEVELS[min(len(LEVELS) - 1, int(core * len(LEVELS)))], style=_shade(core))
+    busy = sum(cores) / len(cores)
+    return text.append(f"\n{busy:.0%} of {len(cores)} cores, {sum(core < 0.1 for core in cores)} idle")
+
+
+def _shade(core: float) -> str:
+    return "green" if core > 0.7 else "yellow" if core > 0.3 else "dim"
 
 
 def _render_stages(stages: dict[str, float]) -> Text:
@@ -99,7 +109,8 @@ def _render_workers(workers: list[WorkerMoment]) -> RenderableType:
         )
     if len(shown) == len(workers):
         return table
-    return Group(table, Text(f"and {len(workers) - len(shown)} faster ones", style="dim"))
+    rest = len(workers) - len(shown)
+    return Group(table, Text(f"and {rest} faster one{'s' if rest > 1 else ''}", style="dim"))
 
 
 def _bar(fraction: float, style: str) -> Text:

@@ -19,6 +19,7 @@ __all__ = [
     "JsonLines",
     "Machine",
     "PlainLines",
+    "Preparation",
     "Silence",
     "Snapshot",
     "TerminalBar",
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 LINE_SECONDS = 5.0
+BAR_REFRESHES, MONITOR_REFRESHES = 4, 2
+"""A second. Drawing a monitor takes 3 to 8 ms of a core that workers want; what it shows is not newer anyway."""
 JOINERS = "\u200c\u200d"
 
 
@@ -128,7 +131,47 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-Draw = Callable[["Snapshot", int], Any]
+class Preparation(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment before a run, while its inputs are fetched or written down."""
+
+    action: str
+    """`fetching`"""
+    what: str
+    """`3 of 14 files`"""
+    unit: str
+    """`bytes`, or what else is counted."""
+    seconds: float
+    total: int
+    """0 where nobody knows."""
+    done: int
+    machine: None = None
+
+    @property
+    def fraction(self) -> float:
+        """How much is done."""
+        return min(1.0, self.done / self.total) if self.total else 0.0
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Time left at the speed so far."""
+        return (self.total - self.done) * self.seconds / self.done if self.total and self.done else None
+
+    def line(self) -> str:
+        """The moment in one line."""
+        share = f"{100 * self.fraction:5.1f}%  " if self.total else ""
+        eta = "" if self.eta_seconds is None else f"ETA {format_seconds(self.eta_seconds)}  "
+        amount = self._show(self.done) + (f" of {self._show(self.total)}" if self.total else "")
+        return f"{self.action}  {share}{eta}{amount}  {self._show(self.done / max(self.seconds, 1e-3))}/s"
+
+    def details(self) -> str:
+        """The rest."""
+        return self.what
+
+    def _show(self, amount: float) -> str:
+        return format_bytes(amount) if self.unit == "bytes" else f"{format_count(amount)} {self.unit}"
+
+
+Draw = Callable[[Any, int], Any]
 """Draws a moment for a terminal of some width."""
 
 
@@ -139,7 +182,7 @@ class Display(Protocol):
         """Tell the user something once."""
         ...
 
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: Snapshot | Preparation) -> None:
         """Show the moment."""
         ...
 
@@ -154,7 +197,7 @@ class Silence:
     def say(self, text: str, *, style: str = "") -> None:
         """Say nothing."""
 
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: Snapshot | Preparation) -> None:
         """Show nothing."""
 
     def close(self) -> None:
@@ -167,13 +210,13 @@ class PlainLines:
     def __init__(self, *, tells_machine: bool = False) -> None:
         self._tells_machine = tells_machine
         self._last = time.monotonic() - LINE_SECONDS + 1.0
-        self._unsaid: Snapshot | None = None
+        self._unsaid: Snapshot | Preparation | None = None
 
     def say(self, text: str, *, style: str = "") -> None:
         """Print the text as it is."""
         print(text, file=sys.stderr, flush=True)
 
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: Snapshot | Preparation) -> None:
         """Print a line every few seconds."""
         self._unsaid = snapshot
         if time.monotonic() - self._last >= LINE_SECONDS:
@@ -185,7 +228,7 @@ class PlainLines:
         if self._unsaid is not None and self._unsaid.fraction == 1.0:
             self._print(self._unsaid)
 
-    def _print(self, snapshot: Snapshot) -> None:
+    def _print(self, snapshot: Snapshot | Preparation) -> None:
         self._unsaid = None
         print(f"{snapshot.line()}  ({snapshot.details()})", file=sys.stderr, flush=True)
         if self._tells_machine and snapshot.machine is not None:
@@ -197,14 +240,14 @@ class JsonLines:
 
     def __init__(self) -> None:
         self._last = 0.0
-        self._unsaid: Snapshot | None = None
+        self._unsaid: Snapshot | Preparation | None = None
 
     def say(self, text: str, *, style: str = "") -> None:
         """Print a message event."""
         level = "error" if "red" in style else "warning" if "yellow" in style else "info"
         self._print({"event": "message", "text": text, "level": level})
 
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: Snapshot | Preparation) -> None:
         """Print a progress event about once a second."""
         self._unsaid = snapshot
         if time.monotonic() - self._last >= 1.0:
@@ -216,10 +259,11 @@ class JsonLines:
         if self._unsaid is not None and self._unsaid.fraction == 1.0:
             self._tell(self._unsaid)
 
-    def _tell(self, snapshot: Snapshot) -> None:
+    def _tell(self, snapshot: Snapshot | Preparation) -> None:
         self._unsaid = None
         rates = {"fraction": snapshot.fraction, "eta_seconds": snapshot.eta_seconds}
-        self._print({"event": "progress", **msgspec.to_builtins(snapshot), **rates})
+        event = "progress" if isinstance(snapshot, Snapshot) else "preparation"
+        self._print({"event": event, **msgspec.to_builtins(snapshot), **rates})
 
     def _print(self, event: dict[str, Any]) -> None:
         print(json.dumps({"time": round(time.time(), 3), **event}), file=sys.stderr, flush=True)
@@ -233,7 +277,8 @@ class TerminalBar:
         from rich.live import Live
 
         self._console = Console(stderr=True, highlight=False)
-        self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+        refreshes = BAR_REFRESHES if draw is None else MONITOR_REFRESHES
+        self._live = Live(console=self._console, refresh_per_second=refreshes, transient=True)
         self._started = False
         self._draw = draw or render
 
@@ -241,7 +286,7 @@ class TerminalBar:
         """Print above the bar."""
         self._console.print(text, style=style or None, markup=False, soft_wrap=True)
 
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: Snapshot | Preparation) -> None:
         """Redraw."""
         if not self._started:
             self._live.start()
@@ -255,7 +300,7 @@ class TerminalBar:
             self._started = False
 
 
-def render(snapshot: Snapshot, width: int) -> Any:
+def render(snapshot: Snapshot | Preparation, width: int) -> Any:
     """The bar and its figures, for a terminal of a width."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table

@@ -6,8 +6,9 @@ program by now. Reading takes nothing from the run and changes nothing.
 
 from __future__ import annotations
 
-import fcntl
+import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -20,18 +21,38 @@ from rich.text import Text
 
 from tokenmill.errors import StoreError
 from tokenmill.monitoring import render_machine
-from tokenmill.pipeline.observer import AttemptInfo, RunInfo
+from tokenmill.pipeline.journal import Journal
+from tokenmill.pipeline.locking import Holder, find_holders
+from tokenmill.pipeline.observer import AttemptInfo, RunInfo, read_attempts
+from tokenmill.pipeline.plan import Plan
+from tokenmill.pipeline.sharing import Share, divide
 from tokenmill.progress import Snapshot, format_bytes, format_count, format_seconds
 from tokenmill.store.manifest import MANIFEST, Manifest, decode_sealed, read_manifest
 
-__all__ = ["Status", "read_status", "render_status"]
+__all__ = ["RankStatus", "Status", "read_status", "render_status"]
 
 State = Literal["finished", "running", "stopped"]
+RankState = Literal["running", "done", "stopped", "not begun"]
 
 BAR_COLUMNS = 78
+CONTINUE = "; run the same command again"
+"""What a run that was stopped says to whoever stopped it; here the same is said below."""
+MOST_RANKS = 16
 QUIET_SECONDS = 15.0
 """A running attempt writes its progress every second; silence for this long is worth a word."""
 STYLES: dict[State, str] = {"finished": "bold green", "running": "bold cyan", "stopped": "bold yellow"}
+
+
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment of a rank of a run that several processes share."""
+
+    rank: int
+    state: RankState
+    pid: int | None = None
+    host: str = ""
+    last: Snapshot | None = None
+    reason: str | None = None
+    """Why it ended early, in words."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,40 +70,124 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     num_documents: int = 0
     num_tokens: int = 0
     num_rejects: int = 0
+    ranks: list[RankStatus] = []
+    """Empty where the run is not shared."""
+    all_ranks: Snapshot | None = None
+    """The last moments of all ranks, added up."""
     notes: list[str] = []
 
     @property
     def last(self) -> Snapshot | None:
-        """The last moment of the last attempt."""
-        return self.attempts[-1].last if self.attempts else None
+        """The last moment of the last attempt, or of all ranks."""
+        return self.all_ranks or (self.attempts[-1].last if self.attempts else None)
+
+    def ranks_that_are(self, *states: RankState) -> list[int]:
+        """The ranks in some of the states."""
+        return [rank.rank for rank in self.ranks if rank.state in states]
 
 
 def read_status(folder: Path) -> Status:
     """Find out where a store stands; a directory that is none is a `StoreError`."""
     if not folder.is_dir():
         raise StoreError(f"{folder} does not exist; make a store with: tokenmill tokenize INPUT -o {folder}")
-    holder = _lock_holder(folder)
+    holders = find_holders(folder)
     if (folder / MANIFEST).exists():
         return _read_finished(folder, read_manifest(folder))
-    if not (folder / ".tasks").is_dir() and holder is None:
+    if not (folder / ".tasks").is_dir() and not holders:
         if (folder / MANIFEST).exists():
             # It was finished between the two looks.
             return _read_finished(folder, read_manifest(folder))
         raise StoreError(f"{folder} is not a token store: it has neither {MANIFEST} nor an unfinished run")
-    attempts = _read_attempts(folder)
+    attempts = read_attempts(folder)
+    world_size = holders[0].share.world_size if holders else attempts[-1].world_size if attempts else 1
+    if world_size > 1:
+        return _read_shared(folder, attempts, holders, world_size)
     last = attempts[-1] if attempts else None
     moment = last.last if last else None
-    is_running = holder is not None
+    pid = holders[0].pid if holders else None
     return Status(
         folder=str(folder),
-        state="running" if is_running else "stopped",
-        pid=holder,
+        state="running" if holders else "stopped",
+        pid=pid,
         attempts=attempts,
-        is_starting=is_running and (last is None or last.pid != holder),
-        seconds_silent=max(0.0, time.time() - last.started - last.last.seconds) if last else 0.0,
+        is_starting=bool(holders) and (last is None or last.pid != pid),
+        seconds_silent=_seconds_silent(last) if last else 0.0,
         num_documents=moment.num_documents if moment else 0,
         num_tokens=moment.num_tokens if moment else 0,
         num_rejects=moment.num_rejects if moment else 0,
+    )
+
+
+def _seconds_silent(attempt: AttemptInfo) -> float:
+    return max(0.0, time.time() - attempt.started - attempt.last.seconds)
+
+
+def _read_shared(folder: Path, attempts: list[AttemptInfo], holders: list[Holder], world_size: int) -> Status:
+    """A run that several ranks share: what they say, added up."""
+    journal = Journal(folder)
+    try:
+        plan = journal.saved_plan().plan
+    except StoreError:
+        # It has not begun, or has just been finished.
+        plan = Plan([], [], [])
+    parts = divide(plan, world_size)
+    ranks = [_read_rank(Share(rank, world_size), parts[rank], attempts, holders) for rank in range(world_size)]
+    total = sum(task.bytes for task in plan.tasks) + sum(plan.inputs[stream.input].bytes for stream in plan.streams)
+    moments = [rank.last for rank in ranks if rank.last is not None]
+    summed = _add_up(moments, total, len(journal.names())) if moments else None
+    return Status(
+        folder=str(folder),
+        state="running" if any(rank.state == "running" for rank in ranks) else "stopped",
+        attempts=attempts,
+        is_starting=bool(holders) and not moments,
+        num_documents=summed.num_documents if summed else 0,
+        num_tokens=summed.num_tokens if summed else 0,
+        num_rejects=summed.num_rejects if summed else 0,
+        ranks=ranks,
+        all_ranks=summed,
+    )
+
+
+def _read_rank(share: Share, part: Plan, attempts: list[AttemptInfo], holders: list[Holder]) -> RankStatus:
+    """Where one rank stands; a lock of another machine may not be seen from here, but its reports are."""
+    own = [attempt for attempt in attempts if attempt.share == share]
+    last = own[-1] if own else None
+    holder = next((holder for holder in holders if holder.share == share), None)
+    is_elsewhere = last is not None and last.host != socket.gethostname()
+    is_heard = is_elsewhere and last is not None and last.completed is None and _seconds_silent(last) < QUIET_SECONDS
+    state: RankState = "not begun"
+    if holder is not None or is_heard:
+        state = "running"
+    elif last is not None:
+        state = "done" if last.completed else "stopped"
+    elif not part.tasks and not part.streams:
+        state = "done"
+    return RankStatus(
+        rank=share.rank,
+        state=state,
+        pid=holder.pid if holder is not None else last.pid if last is not None else None,
+        host=holder.host if holder is not None else last.host if last is not None else "",
+        last=last.last if last is not None else None,
+        reason=last.reason if last is not None and state == "stopped" else None,
+    )
+
+
+def _add_up(moments: list[Snapshot], total_bytes: int, num_tasks_done: int) -> Snapshot:
+    """One moment of all ranks: they work side by side, so that amounts add up and the time does not."""
+    return Snapshot(
+        seconds=max(moment.seconds for moment in moments),
+        total_bytes=max(total_bytes, sum(moment.total_bytes for moment in moments)),
+        done_bytes=sum(moment.done_bytes for moment in moments),
+        resumed_bytes=sum(moment.resumed_bytes for moment in moments),
+        num_text_bytes=sum(moment.num_text_bytes for moment in moments),
+        num_documents=sum(moment.num_documents for moment in moments),
+        num_tokens=sum(moment.num_tokens for moment in moments),
+        num_rejects=sum(moment.num_rejects for moment in moments),
+        num_workers=sum(moment.num_workers for moment in moments),
+        num_tasks_done=num_tasks_done,
+        memory_bytes=sum(moment.memory_bytes for moment in moments),
+        memory_limit=sum(moment.memory_limit for moment in moments),
+        bottleneck=Counter(moment.bottleneck for moment in moments).most_common(1)[0][0],
     )
 
 
@@ -96,37 +201,19 @@ def _read_finished(folder: Path, manifest: Manifest) -> Status:
         notes.append("no run.json: how the run went is not known")
     except (StoreError, UnicodeDecodeError):
         notes.append("run.json is damaged: how the run went is not known")
+    shares = {attempt.share: attempt.last for attempt in attempts if attempt.share.world_size > 1}
+    # Where the number of ranks was changed on the way, those of the last number have resumed the others' work.
+    last = [moment for share, moment in shares.items() if share.world_size == attempts[-1].world_size]
     return Status(
         folder=str(folder),
         state="finished",
         attempts=attempts,
+        all_ranks=_add_up(last, 0, sum(moment.num_tasks_done for moment in last)) if last else None,
         num_documents=manifest.num_documents,
         num_tokens=manifest.num_tokens,
         num_rejects=manifest.num_rejects,
         notes=notes,
     )
-
-
-def _read_attempts(folder: Path) -> list[AttemptInfo]:
-    try:
-        return msgspec.json.decode((folder / ".tasks" / "progress.json").read_bytes(), type=list[AttemptInfo])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return []
-
-
-def _lock_holder(folder: Path) -> int | None:
-    """The process that holds the store, 0 if it holds it and does not say which; None: nobody does."""
-    try:
-        with (folder / ".lock").open("rb", buffering=0) as file:
-            try:
-                # Shared and given back at once: it can only be had when no run is there to be disturbed.
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                text = file.read(32).decode("ascii", "replace").strip()
-                return int(text) if text.isdecimal() else 0
-    except OSError:
-        pass
-    return None
 
 
 def render_status(status: Status) -> RenderableType:
@@ -143,7 +230,9 @@ def render_status(status: Status) -> RenderableType:
     table.add_column()
     for name, value in _rows(status):
         table.add_row(name, Text(value))
-    if status.state == "running" and status.last is not None and status.last.machine is not None:
+    if status.state != "finished" and status.ranks:
+        parts += [table, Text(), _render_ranks(status.ranks), Text()]
+    elif status.state == "running" and status.last is not None and status.last.machine is not None:
         parts += [table, Text(), render_machine(status.last), Text()]
     else:
         parts.append(table)
@@ -153,7 +242,10 @@ def render_status(status: Status) -> RenderableType:
 
 def _rows(status: Status) -> Iterator[tuple[str, str]]:
     moment = status.last
-    if status.state == "running":
+    if status.ranks:
+        states = Counter(rank.state for rank in status.ranks)
+        yield "ranks", f"{len(status.ranks)}: " + ", ".join(f"{count} {state}" for state, count in states.items())
+    elif status.state == "running":
         yield "process", _describe_process(status)
     if moment is not None:
         done = f"{100 * moment.fraction:.1f}% of {format_bytes(moment.total_bytes)}"
@@ -169,7 +261,7 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
     yield "counts", f"{counted} in this attempt" if resumed else counted
     if moment is not None:
         workers = f", {moment.num_workers} workers busy" if status.state == "running" else ""
-        peak = max(attempt.peak_memory_bytes for attempt in status.attempts)
+        peak = _peak_memory(status.attempts)
         memory = f"{format_bytes(moment.memory_bytes)} now, " if status.state == "running" else ""
         yield "tasks", f"{moment.num_tasks_done:,} done{workers}"
         yield "memory", f"{memory}{format_bytes(peak)} at most, of {format_bytes(moment.memory_limit)}"
@@ -177,6 +269,38 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
         yield "attempts", _describe_attempts(status)
     for note in status.notes:
         yield "note", note
+
+
+def _peak_memory(attempts: list[AttemptInfo]) -> int:
+    """The most memory that was in use: that of ranks adds up, that of one attempt after another does not."""
+    peaks: Counter[Share] = Counter()
+    for attempt in attempts:
+        peaks[attempt.share] = max(peaks[attempt.share], attempt.peak_memory_bytes)
+    sizes = {share.world_size for share in peaks}
+    return max(sum(peak for share, peak in peaks.items() if share.world_size == size) for size in sizes)
+
+
+def _render_ranks(ranks: list[RankStatus]) -> RenderableType:
+    """One line a rank; of many, those that somebody has to look after, then the slowest."""
+    table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold cyan")
+    for title, justify in (
+        ("rank", "right"),
+        ("state", "left"),
+        ("done", "right"),
+        ("MB/s", "right"),
+        ("process", "left"),
+    ):
+        table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    places: list[RankState] = ["stopped", "not begun", "running", "done"]
+    urgent = sorted(ranks, key=lambda rank: (places.index(rank.state), rank.last.fraction if rank.last else 0.0))
+    shown = ranks if len(ranks) <= MOST_RANKS else urgent[:MOST_RANKS]
+    for rank in shown:
+        done, speed = (f"{rank.last.fraction:.0%}", f"{rank.last.text_per_second / 1e6:.0f}") if rank.last else ("", "")
+        process = f"{rank.pid or ''} {f'on {rank.host}' if rank.host else ''}".strip()
+        table.add_row(str(rank.rank), rank.state, done, speed, process)
+    if len(shown) == len(ranks):
+        return table
+    return Group(table, Text(f"and {len(ranks) - len(shown)} more", style="dim"))
 
 
 def _describe_process(status: Status) -> str:
@@ -192,7 +316,8 @@ def _describe_process(status: Status) -> str:
 
 def _describe_attempts(status: Status) -> str:
     seconds = sum(attempt.last.seconds for attempt in status.attempts)
-    words = f"{len(status.attempts)}, {format_seconds(seconds)} in all"
+    ranks = {attempt.rank for attempt in status.attempts} if status.all_ranks is not None else {}
+    words = f"{len(status.attempts)}{f' of {len(ranks)} ranks' if ranks else ''}, {format_seconds(seconds)} in all"
     retried = sum(attempt.num_retried for attempt in status.attempts)
     recycled = sum(attempt.num_recycled for attempt in status.attempts)
     if retried:
@@ -205,10 +330,27 @@ def _describe_attempts(status: Status) -> str:
 def _advice(status: Status) -> str:
     if status.state == "finished":
         return f"Next: tokenmill inspect {status.folder}"
+    if status.ranks:
+        return _advise_ranks(status)
     if status.state == "running":
         return "It may be stopped at any moment: the same command continues it."
-    how = f"at {100 * status.last.fraction:.0f}%" if status.last else "before its first task was done"
+    moment = status.last
+    how = f"at {100 * moment.fraction:.0f}%" if moment and moment.num_tasks_done else "before its first task was done"
     return f"Stopped {how}. {_describe_end(status)}To continue, run the same tokenize command again."
+
+
+def _advise_ranks(status: Status) -> str:
+    """Which ranks to start, and what those said that ended early."""
+    idle = status.ranks_that_are("stopped", "not begun")
+    if not idle and status.state == "running":
+        return "It may be stopped at any moment: the same commands continue it."
+    if not idle:
+        return f"All ranks have ended. Next: tokenmill finish {status.folder}"
+    reasons = {rank.reason for rank in status.ranks if rank.reason is not None}
+    said = f"It said: {min(reasons).rstrip('.')}. " if reasons else ""
+    numbers = " ".join(map(str, idle[:MOST_RANKS])) + (" ..." if len(idle) > MOST_RANKS else "")
+    flags = f"--rank RANK --world-size {len(status.ranks)}"
+    return f"{said}To continue, run the same tokenize command with {flags}, for RANK in {numbers}."
 
 
 def _describe_end(status: Status) -> str:
@@ -217,6 +359,6 @@ def _describe_end(status: Status) -> str:
         return ""
     last = status.attempts[-1]
     if last.reason is not None:
-        return f"It said: {last.reason.rstrip('.')}. "
+        return f"It said: {last.reason.partition(CONTINUE)[0].rstrip('.')}. "
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.started + last.last.seconds))
     return f"It was killed, or the machine went down, at about {at}: it could not say why. "

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from tokenmill.estimation import Estimate, Figure
+from tokenmill.estimation import Estimate, Figure, Padded
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import Outcome
 from tokenmill.progress import format_bytes, format_seconds
 from tokenmill.store.manifest import Manifest
 
-__all__ = ["print_estimate", "print_summary"]
+__all__ = ["print_estimate", "print_finished", "print_summary"]
 
-PADDED_BYTES = 28
+COLUMNS = 80
 
 
 def print_summary(outcome: Outcome, request: Request) -> None:
     """Print the summary on stdout, aligned, in plain text."""
     manifest = outcome.manifest
-    if outcome.observer is None:
-        print(f"{request.out} is already finished: {_totals(manifest)}.")
-        print(f"Next: tokenmill inspect {request.out}")
+    if manifest is None:
+        print(_describe_rank(outcome))
+        print(f"Next: tokenmill status {request.out}")
         return
-    for name, value in _rows(outcome):
+    if outcome.observer is None:
+        print_finished(request.out, manifest, "already finished")
+        return
+    for name, value in _rows(outcome, manifest):
         print(f"{name:<12} {value}")
     print(f"\nNext: tokenmill inspect {request.out}{_first_document(manifest)}")
     sys.stdout.flush()
+
+
+def print_finished(store: str | Path, manifest: Manifest, how: str = "finished") -> None:
+    """Print what a finished store holds."""
+    print(f"{store} is {how}: {_totals(manifest)}.")
+    print(f"Next: tokenmill inspect {store}")
 
 
 def _first_document(manifest: Manifest) -> str:
@@ -37,8 +48,18 @@ def _first_document(manifest: Manifest) -> str:
     return " --document 0" if split == "train" else f" --document 0 --split {split}"
 
 
-def _rows(outcome: Outcome) -> list[tuple[str, str]]:
-    manifest, observer = outcome.manifest, outcome.observer
+def _describe_rank(outcome: Outcome) -> str:
+    """What a rank has done of a run that is not finished."""
+    share, stock = outcome.share, outcome.stock
+    assert stock is not None
+    own = f"{share}: {outcome.num_own:,} tasks done" if outcome.num_own else f"{share} has no task in this run"
+    least = "at least " if stock.unread else ""
+    done = f"{stock.num_done:,} of {least}{stock.num_tasks:,} tasks of the run are done"
+    return f"{own}; {done}; whoever ends last writes the manifest"
+
+
+def _rows(outcome: Outcome, manifest: Manifest) -> list[tuple[str, str]]:
+    observer = outcome.observer
     assert observer is not None
     rows = [
         (
@@ -69,16 +90,16 @@ def _rows(outcome: Outcome) -> list[tuple[str, str]]:
     return rows
 
 
-def print_estimate(estimate: Estimate, *, seq_len: int | None = None) -> None:
+def print_estimate(estimate: Estimate) -> None:
     """Print an estimate on stdout: each figure with the interval it lies in."""
-    for name, value in _estimate_rows(estimate, seq_len):
+    for name, value in (*_estimate_rows(estimate), *_padded_rows(estimate)):
         print(f"{name:<12} {value}")
     for note in estimate.notes:
-        print(f"{'note':<12} {note}")
+        print(textwrap.fill(note, COLUMNS, initial_indent=f"{'note':<12} ", subsequent_indent=" " * 13))
     sys.stdout.flush()
 
 
-def _estimate_rows(estimate: Estimate, seq_len: int | None) -> Iterator[tuple[str, str]]:
+def _estimate_rows(estimate: Estimate) -> Iterator[tuple[str, str]]:
     text = format_bytes(int(estimate.text_bytes.value))
     yield "sample", f"{format_bytes(estimate.sample_bytes)} of {text} of text, encoded with {estimate.engine}"
     yield "documents", _interval(estimate.documents, lambda value: f"{value:,.0f}")
@@ -91,10 +112,24 @@ def _estimate_rows(estimate: Estimate, seq_len: int | None) -> Iterator[tuple[st
             "time" if workers == 1 else "",
             f"{_interval(seconds, format_seconds)} with {workers} worker" + ("s" if workers > 1 else ""),
         )
-    if seq_len is not None:
-        size = PADDED_BYTES * estimate.documents.value * seq_len
-        yield "padded", f"{_size(size)} for arrays of {estimate.documents.value:,.0f} x {seq_len:,} in memory:"
-        yield "", f"{PADDED_BYTES} bytes a token: input_ids, target_ids and attention_mask 8 each, loss_mask 4"
+
+
+def _padded_rows(estimate: Estimate) -> Iterator[tuple[str, str]]:
+    """What the documents take as padded arrays: worked out, or the formula where no row length is known."""
+    padded = estimate.padded
+    if padded is None:
+        if estimate.is_supervised:
+            sizes = f"x {Padded.STORED_BYTES} bytes on disk, x {Padded.TENSOR_BYTES} as tensors"
+            yield "padded", f"rows x seq_len {sizes};"
+            yield "", "tokenmill estimate --seq-len L counts the rows"
+        return
+    rows = _interval(padded.rows, lambda value: f"{value:,.0f}")
+    yield "padded", f"{rows} rows of {padded.seq_len:,}, a document each or a part of one;"
+    for words, each, size in (
+        ("on disk with export --to npy", padded.STORED_BYTES, padded.disk_bytes),
+        ("in memory as int64 and float32 tensors", padded.TENSOR_BYTES, padded.memory_bytes),
+    ):
+        yield "", f"x {padded.seq_len:,} x {each} bytes = {_size(size.value)} {words}"
 
 
 def _interval(figure: Figure, show: Callable[[float], str]) -> str:

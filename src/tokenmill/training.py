@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import DataError, UsageError
-from tokenmill.files import expand_inputs, write_durably
+from tokenmill.files import write_durably
+from tokenmill.inputs import expand_inputs, text_key_of
 from tokenmill.pipeline.plan import InputFile, Span, inspect_inputs
 from tokenmill.pipeline.reading import read_span
 from tokenmill.progress import Display, Silence, format_bytes
@@ -52,7 +53,7 @@ def train_tokenizer(
     out: Path,
     *,
     vocab_size: int,
-    text_key: str = "text",
+    text_key: str | None = None,
     special_tokens: Sequence[str] = ("<|endoftext|>",),
     limit_bytes: int = SAMPLE_BYTES,
     format: str = "auto",
@@ -65,8 +66,9 @@ def train_tokenizer(
     """
     display = display or Silence()
     _check(out, vocab_size, special_tokens, limit_bytes, overwrite)
-    files = inspect_inputs(expand_inputs(inputs), format, ReadOptions(text_key=text_key))
-    sample = _Sample(files, ReadOptions(text_key=text_key), limit_bytes)
+    found = expand_inputs(inputs, display)
+    options = ReadOptions(text_key=text_key_of(found, text_key, display))
+    sample = _Sample(inspect_inputs(found, format, options), options, limit_bytes)
     display.say(f"training on {sample.describe()}")
     trained = _train(sample, vocab_size, special_tokens)
     _write(out, trained, special_tokens[0])

@@ -20,7 +20,9 @@ from tokenmill.engines import open_tokenizer
 from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.machine import usable_cores
 from tokenmill.pipeline.finish import REJECTS
+from tokenmill.pipeline.mirroring import Mirror, scratch_directory
 from tokenmill.pipeline.observer import RunInfo
+from tokenmill.remote.bucket import is_remote
 from tokenmill.store.checking import RESTORE, ShardChecker, Tally, check_file
 from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, decode_sealed, read_manifest
 from tokenmill.store.shard import DTYPES, dtype_for
@@ -30,7 +32,7 @@ __all__ = ["Advance", "Verification", "verify"]
 Advance = Callable[[str, int, int], None]
 """Told the stage, how much of it is done, and how much there is: bytes of files, then documents."""
 
-CHECKING, COMPARING = "checking files", "comparing documents"
+FETCHING, CHECKING, COMPARING = "fetching files", "checking files", "comparing documents"
 MOST_THREADS = 4
 
 
@@ -74,7 +76,7 @@ class Verification(msgspec.Struct, kw_only=True):
 
 
 def verify(
-    store: Path,
+    store: str | Path,
     *,
     against: Sequence[str] = (),
     every: bool = False,
@@ -83,8 +85,29 @@ def verify(
     """Check every file of a store and, given its inputs, ids of a sample (or all) against the reference.
 
     What is wrong with the store is a problem in the result; inputs that do not exist are an
-    exception.
+    exception. A store in a bucket is fetched whole, into a scratch directory.
     """
+    if isinstance(store, str) and is_remote(store):
+        return _verify_remote(store, against, every, advance)
+    return _verify(Path(store), against, every, advance)
+
+
+def _verify_remote(url: str, against: Sequence[str], every: bool, advance: Advance) -> Verification:
+    """The same for a copy of a store in a bucket; what lies beside it there is no part of it."""
+    mirror = Mirror(url)
+    with scratch_directory(None) as folder:
+        copy = folder / "store"
+        copy.mkdir()
+        orphans = mirror.fetch(copy, lambda done, total: advance(FETCHING, done, total))
+        result = _verify(copy, against, every, advance)
+        result.problems = [problem.replace(str(copy), mirror.url) for problem in result.problems]
+        if result.num_files:
+            for name in orphans:
+                result.problems.append(f"{mirror.url}/{name} does not belong to the store; the next run removes it")
+    return result
+
+
+def _verify(store: Path, against: Sequence[str], every: bool, advance: Advance) -> Verification:
     result = Verification()
     try:
         manifest = read_manifest(store)

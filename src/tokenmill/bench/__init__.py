@@ -1,6 +1,7 @@
 """`tokenmill bench`: measuring on the user's own data and machine.
 
-    commands -> strategies, engines, workers, loaders -> measuring -> run_one, in a fresh process
+    cli -> strategies, engines, workers -> racing -> measuring -> run_one, in a fresh process
+        -> loaders ---------------------------------^
                                        |
                                        v
                           reporting, plots <- figures

@@ -18,12 +18,13 @@ import msgspec
 from tokenmill.bench.measuring import Contender, ask
 from tokenmill.engines import REFERENCES, EngineName, Tokenizer, load_tokenizer
 from tokenmill.errors import UsageError
-from tokenmill.files import expand_inputs
+from tokenmill.inputs import expand_inputs, text_key_of
 from tokenmill.pipeline.plan import InputFile, Span, inspect_inputs
 from tokenmill.pipeline.reading import read_span
+from tokenmill.progress import choose_display
 from tokenmill.readers.base import ReadOptions
 
-__all__ = ["Corpus", "Workplace", "batches", "read_documents", "workplace"]
+__all__ = ["MOST_BYTES", "Corpus", "Source", "Workplace", "batches", "read_documents", "workplace"]
 
 PROBE_BYTES = 1_000_000
 """How much the reference is tried on, to find out how much it manages in the time there is."""
@@ -46,14 +47,24 @@ class Corpus(msgspec.Struct, frozen=True):
         return write_documents(read_documents(self.path), path, int(self.num_bytes * fraction))
 
 
+class Source(msgspec.Struct, frozen=True):
+    """Where documents come from, and the tokenizer they are for."""
+
+    inputs: list[str]
+    tokenizer: str
+    text_key: str | None = None
+
+
 class Workplace:
     """A folder for a benchmark with the tokenizer in it, and the inputs that documents come from."""
 
-    def __init__(self, folder: Path, inputs: Sequence[str], tokenizer: str, text_key: str) -> None:
+    def __init__(self, folder: Path, source: Source) -> None:
         self.folder = folder
-        self._options = ReadOptions(text_key=text_key)
-        self.files = inspect_inputs(expand_inputs(inputs), "auto", self._options)
-        self.tokenizer: Tokenizer = load_tokenizer(tokenizer)
+        display = choose_display()
+        found = expand_inputs(source.inputs, display)
+        self._options = ReadOptions(text_key=text_key_of(found, source.text_key, display))
+        self.files = inspect_inputs(found, "auto", self._options)
+        self.tokenizer: Tokenizer = load_tokenizer(source.tokenizer)
         self.reference: EngineName = REFERENCES[self.tokenizer.kind]
         self.tokenizer.save(self.tokenizer_folder)
 
@@ -73,7 +84,7 @@ class Workplace:
 
     def speed(self, engine: str, corpus: Corpus) -> float:
         """About how many bytes of text an engine encodes per second and core."""
-        target = "tokenmill.bench.engines:try_engine"
+        target = "tokenmill.bench.encoding:try_engine"
         settings = {"engine": engine, "tokenizer": str(self.tokenizer_folder), "documents": corpus.path}
         return float(ask(Contender(engine, target, settings))["bytes_per_second"])
 
@@ -87,10 +98,10 @@ class Workplace:
 
 
 @contextmanager
-def workplace(inputs: Sequence[str], tokenizer: str, text_key: str) -> Iterator[Workplace]:
+def workplace(source: Source) -> Iterator[Workplace]:
     """A temporary folder; TMPDIR says on which disk."""
     with TemporaryDirectory(prefix="tokenmill-bench-") as folder:
-        yield Workplace(Path(folder), inputs, tokenizer, text_key)
+        yield Workplace(Path(folder), source)
 
 
 def write_documents(texts: Iterator[str], path: Path, max_bytes: int) -> Corpus:

@@ -8,14 +8,15 @@ awkward strings of the parity gate are compared as well.
 from __future__ import annotations
 
 import time
-from itertools import cycle, islice
 from pathlib import Path
 
-from tokenmill.bench.documents import Corpus, Workplace, batches, read_documents, workplace
-from tokenmill.bench.figures import Figure, judge
-from tokenmill.bench.measuring import Answer, Contender, Failure, Tell, ask, stopwatch, take_turns, watch
+from tokenmill.bench.documents import Corpus, Source, Workplace, batches, read_documents, workplace
+from tokenmill.bench.encoding import BATCH, BATCH_BYTES, encode_all, load_engine
+from tokenmill.bench.figures import Figure
+from tokenmill.bench.measuring import Answer, Contender, Effort, Failure, ask, stopwatch, watch
+from tokenmill.bench.racing import Finisher, judge_speed, make_speeds, race
 from tokenmill.bench.reporting import Report, Row, describe_input
-from tokenmill.engines import ENGINES, REFERENCES, Engine, EngineName, choose, create, open_tokenizer
+from tokenmill.engines import ENGINES, EngineName, choose, open_tokenizer
 from tokenmill.errors import TokenmillError
 
 __all__ = ["bench_engines"]
@@ -23,33 +24,19 @@ __all__ = ["bench_engines"]
 SECONDS = 2.5
 """How long the reference shall take for all documents on one core."""
 LEAST_SECONDS = 1.0
-TRY_SECONDS, TRY_BYTES, TRY_BATCHES = 0.3, 100_000, 10
-BATCH, BATCH_BYTES = 1000, 1_000_000
 THREADS = ", all cores"
 
 
-def bench_engines(
-    inputs: list[str], tokenizer: str, *, text_key: str, max_bytes: int | None, repeat: int, tell: Tell
-) -> Report:
+def bench_engines(source: Source, effort: Effort) -> Report:
     """Measure every engine on a part of the inputs, and compare its ids with the reference's."""
-    with workplace(inputs, tokenizer, text_key) as place:
-        tell("reading documents")
-        corpus = place.collect(max_bytes, SECONDS)
+    with workplace(source) as place:
+        effort.tell("reading documents")
+        corpus = place.collect(effort.max_bytes, SECONDS)
         report = Report("engines", describe_input(place, corpus))
-        contenders = _contenders(place, corpus, report)
-        memory = {}
-        for contender in contenders:
-            tell(f"warm-up and memory: {contender.name}")
-            try:
-                memory[contender.name] = watch(contender.with_settings(seconds=0.0))[1]
-            except Failure as failure:
-                report.leave_out({contender.name: str(failure)})
-        turns = take_turns([one for one in contenders if one.name in memory], repeat, tell)
-        report.leave_out(turns.failures)
-        for name, answers in turns.answers.items():
-            report.rows.append(_make_row(name, answers, corpus, memory[name]))
-        report.verdicts += judge({row.name: row.figures["mb_per_second"] for row in report.rows})
-        _compare(place, corpus, report, tell)
+        finishers = race(_contenders(place, corpus, report), _weigh, report, effort)
+        report.rows += [_make_row(finisher, corpus) for finisher in finishers]
+        judge_speed(report)
+        _compare(place, corpus, report, effort)
     return report
 
 
@@ -57,14 +44,14 @@ def run_engine(engine: EngineName, tokenizer: str, documents: str, threads: bool
     """Encode all documents once, and then again until some seconds have passed."""
     texts = list(batches(read_documents(documents), BATCH, BATCH_BYTES))
     with stopwatch() as loading:
-        loaded = _load(engine, tokenizer, threads=threads)
+        loaded = load_engine(tokenizer, engine, threads=threads)
     with stopwatch() as first:
-        num_tokens = _encode_all(loaded, texts)
+        num_tokens = encode_all(loaded, texts)
     passes = 0
     with stopwatch() as later:
         started = time.perf_counter()
         while time.perf_counter() - started < seconds:
-            _encode_all(loaded, texts)
+            encode_all(loaded, texts)
             passes += 1
     steady = later if passes else first
     return {
@@ -77,31 +64,13 @@ def run_engine(engine: EngineName, tokenizer: str, documents: str, threads: bool
     }
 
 
-def try_engine(engine: EngineName, tokenizer: str, documents: str) -> Answer:
-    """About how fast an engine is on one core, once it has seen some of the words."""
-    loaded = _load(engine, tokenizer)
-    texts = list(islice(batches(read_documents(documents), BATCH, TRY_BYTES), TRY_BATCHES))
-    _encode_all(loaded, texts)
-    done = 0
-    started = time.perf_counter()
-    for some in cycle(texts):
-        loaded.encode(some)
-        done += sum(len(text.encode()) for text in some)
-        elapsed = time.perf_counter() - started
-        if elapsed > TRY_SECONDS:
-            break
-    return {"bytes_per_second": max(1.0, done / elapsed)}
-
-
 def compare_engine(engine: EngineName, tokenizer: str, documents: str) -> Answer:
     """How many texts get other ids than from the reference."""
     from tokenmill.engines.awkward import awkward_strings
     from tokenmill.pipeline.gate import mismatches
 
-    opened = open_tokenizer(Path(tokenizer), name="tokenizer")
-    loaded = _load(engine, tokenizer)
-    reference = create(REFERENCES[opened.kind], opened, threads=True)
-    awkward = awkward_strings(list(opened.special_tokens))
+    loaded, reference = load_engine(tokenizer, engine), load_engine(tokenizer, threads=True)
+    awkward = awkward_strings(list(open_tokenizer(Path(tokenizer), name="tokenizer").special_tokens))
     num_documents = num_differing = 0
     for some in batches(read_documents(documents), BATCH, BATCH_BYTES):
         num_documents += len(some)
@@ -115,16 +84,9 @@ def compare_engine(engine: EngineName, tokenizer: str, documents: str) -> Answer
     }
 
 
-def _load(engine: EngineName, tokenizer: str, *, threads: bool = False) -> Engine:
-    if engine == "gigatoken":
-        from tokenmill.engines.gigatoken import return_plain_arrays
-
-        return_plain_arrays()
-    return create(engine, open_tokenizer(Path(tokenizer), name="tokenizer"), threads=threads)
-
-
-def _encode_all(engine: Engine, texts: list[list[str]]) -> int:
-    return sum(len(engine.encode(some).ids) for some in texts)
+def _weigh(contender: Contender) -> int:
+    """Peak memory of one pass."""
+    return watch(contender.with_settings(seconds=0.0))[1]
 
 
 def _contenders(place: Workplace, corpus: Corpus, report: Report) -> list[Contender]:
@@ -154,28 +116,24 @@ def _short(error: str) -> str:
     return error.partition("; use ")[0].partition(": ")[2] or "does not load this kind of tokenizer"
 
 
-def _make_row(name: str, answers: list[Answer], corpus: Corpus, memory: int) -> Row:
-    def per_second(amount: float, key: str = "seconds") -> Figure:
-        return Figure.of([amount / answer[key] for answer in answers])
-
+def _make_row(finisher: Finisher[int], corpus: Corpus) -> Row:
+    answers = finisher.answers
     figures = {
-        "mb_per_second": per_second(corpus.num_bytes / 1e6),
-        "first_mb_per_second": per_second(corpus.num_bytes / 1e6, "first_seconds"),
-        "tokens_per_second": per_second(answers[0]["num_tokens"]),
-        "documents_per_second": per_second(corpus.num_documents),
+        **make_speeds(answers, corpus),
+        "first_mb_per_second": Figure.of([corpus.num_bytes / 1e6 / answer["first_seconds"] for answer in answers]),
         "load_seconds": Figure.of([answer["load_seconds"] for answer in answers]),
-        "cpu_seconds": Figure.of([answer["cpu_seconds"] for answer in answers]),
     }
-    return Row(name, figures, {"peak_memory_bytes": memory, "num_tokens": answers[0]["num_tokens"]})
+    facts = {"peak_memory_bytes": finisher.memory, "num_tokens": answers[0]["num_tokens"]}
+    return Row(finisher.name, figures, facts)
 
 
-def _compare(place: Workplace, corpus: Corpus, report: Report, tell: Tell) -> None:
+def _compare(place: Workplace, corpus: Corpus, report: Report, effort: Effort) -> None:
     for row in report.rows:
         engine = row.name.removesuffix(THREADS)
         if engine == place.reference:
             row.facts["parity"] = "reference"
             continue
-        tell(f"comparing ids: {engine}")
+        effort.tell(f"comparing ids: {engine}")
         settings = {"engine": engine, "tokenizer": str(place.tokenizer_folder), "documents": corpus.path}
         try:
             found = ask(Contender(engine, "tokenmill.bench.engines:compare_engine", settings))

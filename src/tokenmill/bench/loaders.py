@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +25,7 @@ import numpy.typing as npt
 import psutil
 
 from tokenmill.bench.figures import Figure, judge
-from tokenmill.bench.measuring import Answer, Contender, Tell, stopwatch, take_turns
+from tokenmill.bench.measuring import Answer, Contender, Effort, stopwatch, take_turns
 from tokenmill.bench.reporting import Report, Row
 from tokenmill.dataset.base import Rows
 from tokenmill.dataset.packing import pack
@@ -33,7 +34,7 @@ from tokenmill.dataset.slicing import take
 from tokenmill.errors import UsageError
 from tokenmill.store.opening import open_tokens
 
-__all__ = ["FRAMEWORKS", "bench_loaders"]
+__all__ = ["FRAMEWORKS", "Wanted", "bench_loaders"]
 
 FRAMEWORKS = {"numpy": "numpy", "torch": "torch", "jax": "jax", "grain": "grain", "tf": "tensorflow"}
 """What `load` calls them, and the packages they are."""
@@ -96,6 +97,53 @@ def tokenmill_loader(data: str, framework: str, num_rows: int, batch_size: int, 
         yield x, y
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Which batches are measured."""
+
+    batch_sizes: Sequence[int] = (8, 64)
+    seq_len: int = 1024
+    num_batches: int | None = None
+    """As many as come in half a second, if None."""
+    skip: Sequence[str] = ()
+    """Frameworks to leave out."""
+
+    @property
+    def frameworks(self) -> list[str]:
+        """Those that are installed and not left out."""
+        return [name for name, package in FRAMEWORKS.items() if name not in self.skip and find_spec(package)]
+
+
+class _Data:
+    """The tokens that everybody reads: those of a store, or the first part of them."""
+
+    def __init__(self, path: str, max_bytes: int) -> None:
+        self.path = path
+        self._documents = open_tokens(path).split()
+        self.dtype = self._documents.dtype
+        self.num_tokens = min(self._documents.num_tokens, max_bytes // self.dtype.itemsize)
+
+    def num_rows(self, seq_len: int) -> int:
+        """Rows that have a target for their last token."""
+        return max(0, (self.num_tokens - 1) // seq_len)
+
+    def check(self, wanted: Wanted) -> None:
+        """Refuse batches of more rows than there are."""
+        num_rows, largest = self.num_rows(wanted.seq_len), max(wanted.batch_sizes)
+        if num_rows < largest:
+            raise UsageError(
+                f"{self.path}: {self.num_tokens:,} tokens are {num_rows:,} rows of {wanted.seq_len}, fewer than a "
+                f"batch of {largest}; use a smaller --seq-len or --batch-size, or more data"
+            )
+
+    def write_flat(self, path: Path) -> None:
+        """Write the tokens as scripts without tokenmill read them."""
+        with path.open("wb") as file:
+            for start in range(0, self.num_tokens, PIECE_TOKENS):
+                piece = self._documents.read(start, min(start + PIECE_TOKENS, self.num_tokens))
+                file.write(np.ascontiguousarray(piece, self.dtype).data)
+
+
 STREAMS: dict[str, Callable[..., Pairs]] = {
     "memmap": memmap_loop,
     "data_loader": data_loader,
@@ -103,47 +151,22 @@ STREAMS: dict[str, Callable[..., Pairs]] = {
 }
 
 
-def bench_loaders(
-    data: str,
-    *,
-    batch_sizes: Sequence[int],
-    seq_len: int,
-    num_batches: int | None,
-    skip: Sequence[str],
-    max_bytes: int | None,
-    repeat: int,
-    tell: Tell,
-) -> Report:
+def bench_loaders(path: str, wanted: Wanted, effort: Effort) -> Report:
     """Measure every loader at every batch size."""
-    source = open_tokens(data)
-    documents = source.split()
-    limit = (max_bytes or MAX_BYTES) // documents.dtype.itemsize
-    num_tokens = min(documents.num_tokens, limit)
-    num_rows = (num_tokens - 1) // seq_len
-    if num_rows < max(batch_sizes):
-        raise UsageError(
-            f"{data}: {num_tokens:,} tokens are {max(0, num_rows):,} rows of {seq_len}, fewer than a batch of "
-            f"{max(batch_sizes)}; use a smaller --seq-len or --batch-size, or more data"
-        )
-    num_bytes = num_tokens * documents.dtype.itemsize
-    report = Report("loaders", {"path": data, "num_tokens": num_tokens, "num_bytes": num_bytes, "seq_len": seq_len})
+    data = _Data(path, effort.max_bytes or MAX_BYTES)
+    data.check(wanted)
+    sizes = {"num_tokens": data.num_tokens, "num_bytes": data.num_tokens * data.dtype.itemsize}
+    report = Report("loaders", {"path": path, **sizes, "seq_len": wanted.seq_len})
     with TemporaryDirectory(prefix="tokenmill-bench-") as folder:
-        tell("writing the tokens to one flat file")
-        flat = Path(folder) / "flat.bin"
-        _write_flat(documents, num_tokens, flat)
-        shared = {"seq_len": seq_len, "num_batches": num_batches}
-        contenders = []
-        for batch_size, make in itertools.product(batch_sizes, _contenders(data, flat, documents, num_rows, skip)):
-            named = Contender(f"{make.name}, {batch_size}", make.target, make.settings)
-            contenders.append(named.with_settings(batch_size=batch_size, **shared))
-        turns = take_turns(contenders, repeat, tell)
+        effort.tell("writing the tokens to one flat file")
+        data.write_flat(Path(folder) / "flat.bin")
+        contenders = list(_contenders(data, Path(folder) / "flat.bin", wanted))
+        turns = take_turns(contenders, effort)
     report.leave_out(turns.failures)
-    report.leave_out(_missing(skip))
+    report.leave_out(_missing(wanted))
     for contender in contenders:
         if contender.name in turns.answers:
-            name, _, size = contender.name.rpartition(", ")
-            group = f"{size} rows of {seq_len:,} tokens"
-            report.rows.append(_make_row(name, group, turns.answers[contender.name], int(size) * seq_len))
+            report.rows.append(_make_row(contender, turns.answers[contender.name]))
     _judge(report)
     return report
 
@@ -202,55 +225,55 @@ def _open_rows(data: str, seq_len: int, num_rows: int) -> Rows:
     return shuffle(take(rows, num_rows) if num_rows < len(rows) else rows, seed=0)
 
 
-def _write_flat(documents: Any, num_tokens: int, path: Path) -> None:
-    with path.open("wb") as file:
-        for start in range(0, num_tokens, PIECE_TOKENS):
-            piece = documents.read(start, min(start + PIECE_TOKENS, num_tokens))
-            file.write(np.ascontiguousarray(piece, documents.dtype).data)
+def _contenders(data: _Data, flat: Path, wanted: Wanted) -> Iterator[Contender]:
+    """Everybody at every batch size."""
+    shape = {"seq_len": wanted.seq_len, "num_batches": wanted.num_batches}
+    for size, (name, job) in itertools.product(wanted.batch_sizes, _jobs(data, flat, wanted)):
+        settings = {**job, **shape, "batch_size": size}
+        yield Contender(f"{name}, {size}", "tokenmill.bench.loaders:run_loader", settings)
 
 
-def _contenders(data: str, flat: Path, documents: Any, num_rows: int, skip: Sequence[str]) -> list[Contender]:
-    """Everybody whose framework is installed and wanted."""
-
-    def make(name: str, stream: str, imports: list[str], **settings: Any) -> Contender:
-        job = {"stream": stream, "imports": imports, "settings": settings}
-        return Contender(name, "tokenmill.bench.loaders:run_loader", job)
-
-    plain = {"flat": str(flat), "dtype": documents.dtype.str}
-    found = [make("np.memmap loop", "memmap", [], **plain)]
-    usable = [name for name, package in FRAMEWORKS.items() if name not in skip and find_spec(package)]
-    if "torch" in usable:
+def _jobs(data: _Data, flat: Path, wanted: Wanted) -> list[tuple[str, dict[str, Any]]]:
+    """Everybody whose framework is installed and wanted: which stream, and what has to be imported for it."""
+    plain = {"flat": str(flat), "dtype": data.dtype.str}
+    found = [("np.memmap loop", _job("memmap", [], plain))]
+    if "torch" in wanted.frameworks:
         imports = ["torch.utils.data"]
-        found.append(make("torch DataLoader", "data_loader", imports, **plain))
-        found.append(make(f"DataLoader, {WORKERS} workers", "data_loader", imports, **plain, workers=WORKERS))
-    for name in usable:
+        found.append(("torch DataLoader", _job("data_loader", imports, plain)))
+        found.append((f"DataLoader, {WORKERS} workers", _job("data_loader", imports, {**plain, "workers": WORKERS})))
+    for name in wanted.frameworks:
         imports = [FRAMEWORKS[name], "tokenmill.loaders", "tokenmill.dataset.packing"]
-        ours = {"data": str(Path(data).absolute()), "framework": name, "num_rows": num_rows}
-        found.append(make(f"tokenmill {name}", "tokenmill", imports, **ours))
+        ours = {"data": str(Path(data.path).absolute()), "framework": name, "num_rows": data.num_rows(wanted.seq_len)}
+        found.append((f"tokenmill {name}", _job("tokenmill", imports, ours)))
     return found
 
 
-def _missing(skip: Sequence[str]) -> dict[str, str]:
+def _job(stream: str, imports: list[str], settings: dict[str, Any]) -> dict[str, Any]:
+    return {"stream": stream, "imports": imports, "settings": settings}
+
+
+def _missing(wanted: Wanted) -> dict[str, str]:
     extras = {"grain": "jax"}
-    missing = [name for name, package in FRAMEWORKS.items() if name not in skip and not find_spec(package)]
+    absent = [name for name in FRAMEWORKS if name not in (*wanted.skip, *wanted.frameworks)]
     reasons = {
-        f"tokenmill {name}": f"not installed: pip install 'tokenmill[{extras.get(name, name)}]'" for name in missing
+        f"tokenmill {name}": f"not installed: pip install 'tokenmill[{extras.get(name, name)}]'" for name in absent
     }
-    return reasons | {f"tokenmill {name}": f"--skip-{name}" for name in skip}
+    return reasons | {f"tokenmill {name}": f"--skip-{name}" for name in wanted.skip}
 
 
-def _make_row(name: str, group: str, answers: list[Answer], batch_tokens: int) -> Row:
+def _make_row(contender: Contender, answers: list[Answer]) -> Row:
+    batch_size, seq_len = contender.settings["batch_size"], contender.settings["seq_len"]
+    speeds = [answer["num_batches"] / answer["seconds"] for answer in answers]
     figures = {
-        "batches_per_second": Figure.of([answer["num_batches"] / answer["seconds"] for answer in answers]),
-        "tokens_per_second": Figure.of(
-            [batch_tokens * answer["num_batches"] / answer["seconds"] for answer in answers]
-        ),
+        "batches_per_second": Figure.of(speeds),
+        "tokens_per_second": Figure.of([batch_size * seq_len * speed for speed in speeds]),
         "first_seconds": Figure.of([answer["first_seconds"] for answer in answers]),
         "memory_bytes": Figure.of([answer["memory_bytes"] for answer in answers]),
         "cpu_seconds": Figure.of([answer["cpu_seconds"] for answer in answers]),
     }
     facts = {"num_batches": [answer["num_batches"] for answer in answers], "dtype": answers[0]["dtype"]}
-    return Row(name, figures, facts, group)
+    name = contender.name.rpartition(", ")[0]
+    return Row(name, figures, facts, f"{batch_size} rows of {seq_len:,} tokens")
 
 
 def _judge(report: Report) -> None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -28,6 +29,7 @@ from tokenmill.progress import format_bytes
 __all__ = [
     "Answer",
     "Contender",
+    "Effort",
     "Failure",
     "Stopwatch",
     "Tell",
@@ -73,6 +75,16 @@ class Contender:
         return Contender(self.name, self.target, {**self.settings, **settings})
 
 
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured, and who is told what is going on."""
+
+    max_bytes: int | None = None
+    """Of the data; as much as takes about a minute, if None."""
+    repeat: int = 3
+    tell: Tell = lambda _text: None
+
+
 @dataclass
 class Turns:
     """The answers of every contender, one for each turn, and why some of them are missing."""
@@ -103,14 +115,14 @@ def watch(contender: Contender) -> tuple[Answer, int]:
         return _read_answer(contender, process, output, errors), peak
 
 
-def take_turns(contenders: Sequence[Contender], repeat: int, tell: Tell) -> Turns:
+def take_turns(contenders: Sequence[Contender], effort: Effort) -> Turns:
     """Run everybody once per turn; who fails takes no further part."""
     turns = Turns({contender.name: [] for contender in contenders}, {})
-    for turn in range(1, repeat + 1):
+    for turn in range(1, effort.repeat + 1):
         for contender in contenders:
             if contender.name in turns.failures:
                 continue
-            tell(f"turn {turn} of {repeat}: {contender.name}")
+            effort.tell(f"turn {turn} of {effort.repeat}: {contender.name}")
             try:
                 turns.answers[contender.name].append(ask(contender))
             except Failure as failure:
@@ -154,20 +166,43 @@ def _started(contender: Contender) -> Iterator[tuple[subprocess.Popen[bytes], IO
     """A process in a session of its own, of which nothing is left afterwards."""
     command = [sys.executable, "-m", "tokenmill.bench.run_one", contender.target, json.dumps(contender.settings)]
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            env={**os.environ, **QUIET},
-            start_new_session=True,
-        )
+        process = None
         try:
+            with _signals_wait():
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=errors,
+                    env={**os.environ, **QUIET},
+                    start_new_session=True,
+                )
             yield process, output, errors
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            if process is not None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Let a signal wait until a process that is being started is known, and can be ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+    previous = {
+        number: signal.signal(number, lambda number, _frame: waiting.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handling in previous.items():
+            signal.signal(number, handling)
+        if waiting:
+            signal.raise_signal(waiting[0])
 
 
 def _read_answer(

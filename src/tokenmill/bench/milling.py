@@ -10,16 +10,21 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tokenmill.bench.documents import Corpus, Workplace
-from tokenmill.bench.measuring import Answer, Contender, tree_cpu_seconds
+from tokenmill.bench.measuring import Answer, Contender, tree_cpu_seconds, watch
 from tokenmill.engines import choose
-from tokenmill.progress import Silence, Snapshot
+from tokenmill.executors.local import start_executor
+from tokenmill.pipeline.budget import make_budget
+from tokenmill.pipeline.request import Request
+from tokenmill.pipeline.run import carry_out, prepare
+from tokenmill.progress import Display, Preparation, Silence, Snapshot
+from tokenmill.store.manifest import read_manifest
 
-__all__ = ["copies_for", "make_mill", "mill"]
+__all__ = ["copies_for", "make_mill", "mill", "weigh_mill"]
 
 MOST_COPIES = 1000
 
@@ -48,30 +53,31 @@ def mill(documents: str, tokenizer: str, folder: str, copies: int, workers: int,
 
     Without `gate_first` everything is as a user's run has it, for a look at memory.
     """
-    from tokenmill.pipeline import run
-
     work = Path(folder)
     shutil.rmtree(work, ignore_errors=True)
     _lay_out(Path(documents), work / "in", copies)
-    if gate_first:
-        _hold_gate_first(run)
+    flags = {"inputs": [str(work / "in")], "out": str(work / "out"), "tokenizer": tokenizer, "workers": workers}
     clock = _Clock()
     try:
-        store = run.tokenize(
-            str(work / "in"), work / "out", tokenizer=tokenizer, display=clock, workers=workers, eos=False, bos=False
-        )
+        _run(Request.from_flags({**flags, "eos": False, "bos": False}), clock, gate_first=gate_first)
         seconds, cpu_seconds = clock.taken()
-        num_documents, num_tokens = store.num_documents, store.num_tokens
+        manifest = read_manifest(work / "out")
     finally:
         shutil.rmtree(work)
     return {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
         "start_seconds": clock.start_seconds,
-        "num_documents": num_documents,
-        "num_tokens": num_tokens,
+        "num_documents": manifest.num_documents,
+        "num_tokens": manifest.num_tokens,
         "copies": copies,
+        "workers": workers,
     }
+
+
+def weigh_mill(contender: Contender) -> int:
+    """Peak memory of a run as a user has it, with the gate beside the first tasks."""
+    return watch(contender.with_settings(gate_first=False))[1]
 
 
 class _Clock(Silence):
@@ -81,7 +87,7 @@ class _Clock(Silence):
         self._started = self._began = time.perf_counter()
         self._cpu_seconds: float | None = None
 
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: Snapshot | Preparation) -> None:
         """The first moment is shown as soon as tasks have begun."""
         if self._cpu_seconds is None:
             self._began = time.perf_counter() - snapshot.seconds
@@ -97,10 +103,13 @@ class _Clock(Silence):
         return time.perf_counter() - self._began, tree_cpu_seconds() - (self._cpu_seconds or 0.0)
 
 
-def _hold_gate_first(run: Any) -> None:
-    """Let this process plan runs as those without memory to spare are planned: first the gate, then the tasks."""
-    make_budget = run.make_budget
-    run.make_budget = lambda *given: replace(make_budget(*given), gate_beside_tasks=False)
+def _run(request: Request, display: Display, *, gate_first: bool) -> None:
+    """A whole run; with `gate_first` as one that has no memory to spare: first the gate, then the tasks."""
+    with closing(start_executor()) as executor:
+        prepared = prepare(request)
+        budget = make_budget(request, len(prepared.tokenizer.files[prepared.tokenizer.main_file]))
+        budget = replace(budget, gate_beside_tasks=budget.gate_beside_tasks and not gate_first)
+        carry_out(prepared, display, executor, budget=budget)
 
 
 def _lay_out(documents: Path, folder: Path, copies: int) -> None:

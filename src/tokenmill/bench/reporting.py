@@ -12,7 +12,6 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ import psutil
 from tokenmill import __version__
 from tokenmill.bench.documents import Corpus, Workplace
 from tokenmill.bench.figures import Figure
-from tokenmill.machine import usable_cores
+from tokenmill.machine import processor_name, usable_cores
 from tokenmill.progress import format_bytes, format_count
 
 __all__ = ["Column", "Machine", "Report", "Row", "describe_input", "print_report"]
@@ -49,7 +48,7 @@ class Machine(msgspec.Struct, frozen=True):
     def here(cls) -> Machine:
         """This machine as it is."""
         return cls(
-            _processor(),
+            processor_name(),
             usable_cores(),
             int(psutil.virtual_memory().total),
             platform.platform(),
@@ -215,12 +214,3 @@ def _describe(input: Mapping[str, Any]) -> str:
     part = "" if input["is_whole"] else " (a part of the input; --max-mb takes more)"
     rejects = f", {input['num_rejects']:,} bad records passed over" if input["num_rejects"] else ""
     return f"{size}{part}, {input['tokenizer']}{rejects}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())

@@ -8,7 +8,7 @@ what the library gets to see at once, which is what decides speed, and what brea
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -16,12 +16,14 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.bench.documents import Corpus, Workplace, batches, read_documents, workplace
-from tokenmill.bench.figures import Figure, judge
-from tokenmill.bench.measuring import Answer, Contender, Failure, Tell, ask, stopwatch, take_turns, watch
-from tokenmill.bench.milling import copies_for, make_mill
+from tokenmill.bench.documents import Corpus, Source, Workplace, batches, read_documents, workplace
+from tokenmill.bench.encoding import load_engine
+from tokenmill.bench.figures import Figure
+from tokenmill.bench.measuring import Answer, Contender, Effort, Failure, ask, stopwatch, watch
+from tokenmill.bench.milling import copies_for, make_mill, weigh_mill
+from tokenmill.bench.racing import Finisher, judge_speed, make_speeds, race
 from tokenmill.bench.reporting import Report, Row, describe_input
-from tokenmill.engines import REFERENCES, Engine, create, open_tokenizer
+from tokenmill.engines import Engine, Tokenizer, open_tokenizer
 from tokenmill.machine import usable_cores
 
 __all__ = ["bench_strategies", "count_differing"]
@@ -40,7 +42,8 @@ CHUNK = 16
 OWN = "tokenmill"
 HUGE = "one huge string"
 
-Source = Callable[[], Iterator[str]]
+Peaks = tuple[int, int]
+"""Of memory, for a part of the input and for all of it."""
 
 
 def one_by_one(engine: Engine, texts: Iterator[str], out: IO[bytes]) -> int:
@@ -82,23 +85,17 @@ STRATEGIES: dict[str, Callable[[Engine, Iterator[str], IO[bytes]], int]] = {
 POOL = "process pool"
 
 
-def bench_strategies(
-    inputs: list[str], tokenizer: str, *, text_key: str, max_bytes: int | None, repeat: int, tell: Tell
-) -> Report:
+def bench_strategies(source: Source, effort: Effort) -> Report:
     """Measure every strategy on a part of the inputs."""
-    with workplace(inputs, tokenizer, text_key) as place:
-        tell("reading documents")
-        corpus = place.collect(max_bytes, SECONDS)
+    with workplace(source) as place:
+        effort.tell("reading documents")
+        corpus = place.collect(effort.max_bytes, SECONDS)
         part = corpus.head(PART, place.folder / "part.jsonl")
-        contenders = _contenders(place, corpus)
         report = Report("strategies", describe_input(place, corpus))
-        memory = _measure_memory(contenders, part, corpus, report, tell)
-        turns = take_turns([one for one in contenders if one.name in memory], repeat, tell)
-        report.leave_out(turns.failures)
-        for name, answers in turns.answers.items():
-            report.rows.append(_make_row(name, answers, corpus, part, memory[name]))
-        report.verdicts += judge({row.name: row.figures["mb_per_second"] for row in report.rows})
-        tell("comparing the huge string with its documents")
+        finishers = race(_contenders(place, corpus), partial(_weigh, part=part, corpus=corpus), report, effort)
+        report.rows += [_make_row(finisher, corpus, part) for finisher in finishers]
+        judge_speed(report)
+        effort.tell("comparing the huge string with its documents")
         _check_huge_string(place, corpus, report)
         _explain(report, corpus, part)
     return report
@@ -106,8 +103,7 @@ def bench_strategies(
 
 def run_strategy(strategy: str, tokenizer: str, documents: str, out: str) -> Answer:
     """One strategy from the file of documents to a file of ids, in this process."""
-    opened = open_tokenizer(Path(tokenizer), name="tokenizer")
-    engine = create(REFERENCES[opened.kind], opened, threads=True)
+    engine = load_engine(tokenizer, threads=True)
     engine.encode(["The first call of a library is dearer than the others."] * 8)
     with Path(out).open("wb") as file, stopwatch() as taken:
         num_tokens = STRATEGIES[strategy](engine, read_documents(documents), file)
@@ -130,8 +126,7 @@ _engine: Engine | None = None
 
 def _load_engine(tokenizer: str) -> None:
     global _engine
-    opened = open_tokenizer(Path(tokenizer), name="tokenizer")
-    _engine = create(REFERENCES[opened.kind], opened)
+    _engine = load_engine(tokenizer)
 
 
 def _encode(text: str) -> list[int]:
@@ -148,12 +143,12 @@ def _write(ids: npt.NDArray[Any], out: IO[bytes]) -> int:
 def compare_huge_string(tokenizer: str, documents: str) -> Answer:
     """How many documents have other ids inside the huge string than alone."""
     opened = open_tokenizer(Path(tokenizer), name="tokenizer")
-    engine = create(REFERENCES[opened.kind], opened, threads=True)
     texts = list(read_documents(documents))
-    return {"num_differing": count_differing(opened, engine, texts), "num_documents": len(texts)}
+    num_differing = count_differing(opened, load_engine(tokenizer, threads=True), texts)
+    return {"num_differing": num_differing, "num_documents": len(texts)}
 
 
-def count_differing(tokenizer: Any, engine: Engine, texts: list[str]) -> int:
+def count_differing(tokenizer: Tokenizer, engine: Engine, texts: list[str]) -> int:
     """Documents that a joined text gives other ids; tokens that reach across an edge belong to both sides."""
     from tokenmill.batch import TokenBatch
     from tokenmill.engines.alignment import Aligner
@@ -186,59 +181,44 @@ def _contenders(place: Workplace, corpus: Corpus) -> list[Contender]:
     return [*found, make_mill(OWN, place, corpus, copies=copies, workers=workers)]
 
 
-def _measure_memory(
-    contenders: Iterable[Contender], part: Corpus, corpus: Corpus, report: Report, tell: Tell
-) -> dict[str, tuple[int, int]]:
-    """The peak of everybody for a part of the input and for all of it; those that end before are left out."""
-    peaks = {}
-    for contender in contenders:
-        tell(f"warm-up and memory: {contender.name}")
-        copies = contender.settings.get("copies")
+def _weigh(contender: Contender, part: Corpus, corpus: Corpus) -> Peaks:
+    copies = contender.settings.get("copies")
+    try:
+        if not copies:
+            return watch(contender.with_settings(documents=part.path))[1], watch(contender)[1]
         # tokenmill is given the same documents several times: an eighth of the input is an eighth of the copies.
-        less = {"copies": max(1, round(copies * PART))} if copies else {"documents": part.path}
-        whole = contender.with_settings(gate_first=False) if copies else contender
-        try:
-            peaks[contender.name] = (watch(whole.with_settings(**less))[1], watch(whole)[1])
-        except Failure as failure:
-            report.leave_out({contender.name: f"{failure}; it {_held(part, corpus)}"})
-    return peaks
+        return weigh_mill(contender.with_settings(copies=max(1, round(copies * PART)))), weigh_mill(contender)
+    except Failure as failure:
+        given = f"it was given {part.num_bytes / 1e6:.1f} and then {corpus.num_bytes / 1e6:.1f} MB of text"
+        raise Failure(f"{failure}; {given}") from None
 
 
-def _held(part: Corpus, corpus: Corpus) -> str:
-    return f"was given {part.num_bytes / 1e6:.1f} and then {corpus.num_bytes / 1e6:.1f} MB of text"
-
-
-def _make_row(name: str, answers: list[Answer], corpus: Corpus, part: Corpus, memory: tuple[int, int]) -> Row:
+def _make_row(finisher: Finisher[Peaks], corpus: Corpus, part: Corpus) -> Row:
+    answers = finisher.answers
     copies = answers[0].get("copies", 1)
-    seconds = [answer["seconds"] for answer in answers]
-    num_tokens = answers[0]["num_tokens"]
+    num_bytes = corpus.num_bytes * copies
     figures = {
-        "documents_per_second": Figure.of([corpus.num_documents * copies / taken for taken in seconds]),
-        "mb_per_second": Figure.of([corpus.num_bytes * copies / taken / 1e6 for taken in seconds]),
-        "tokens_per_second": Figure.of([num_tokens / taken for taken in seconds]),
-        "cpu_seconds_per_gb": Figure.of(
-            [answer["cpu_seconds"] / (corpus.num_bytes * copies) * 1e9 for answer in answers]
-        ),
-        "seconds": Figure.of(seconds),
-        "cpu_seconds": Figure.of([answer["cpu_seconds"] for answer in answers]),
+        **make_speeds(answers, corpus),
+        "cpu_seconds_per_gb": Figure.of([answer["cpu_seconds"] / num_bytes * 1e9 for answer in answers]),
     }
     facts = {
         "copies": copies,
-        "num_tokens": num_tokens // copies,
-        "peak_memory_bytes": memory[1],
-        "peak_memory_bytes_of_part": memory[0],
-        "memory_growth": _growth(name, memory, part, corpus, copies),
+        "num_tokens": answers[0]["num_tokens"] // copies,
+        "peak_memory_bytes": finisher.memory[1],
+        "peak_memory_bytes_of_part": finisher.memory[0],
+        "memory_growth": _growth(finisher, part, corpus, copies),
         "start_seconds": answers[0].get("start_seconds"),
     }
-    return Row(name, figures, facts)
+    return Row(finisher.name, figures, facts)
 
 
-def _growth(name: str, memory: tuple[int, int], part: Corpus, corpus: Corpus, copies: int) -> float | None:
+def _growth(finisher: Finisher[Peaks], part: Corpus, corpus: Corpus, copies: int) -> float | None:
     """Bytes of memory for each further byte of text; None where there was hardly more than is held at once."""
-    held = usable_cores() * CHUNK if name == POOL else BATCHES.get(name, 0)
+    held = usable_cores() * CHUNK if finisher.name == POOL else BATCHES.get(finisher.name, 0)
     if part.num_documents < 2 * held:
         return None
-    return (memory[1] - memory[0]) / ((corpus.num_bytes - part.num_bytes) * copies or 1)
+    less, more = finisher.memory
+    return (more - less) / ((corpus.num_bytes - part.num_bytes) * copies or 1)
 
 
 def _check_huge_string(place: Workplace, corpus: Corpus, report: Report) -> None:

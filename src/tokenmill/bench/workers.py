@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tokenmill.bench.documents import Corpus, workplace
-from tokenmill.bench.figures import Figure, judge
-from tokenmill.bench.measuring import Answer, Failure, Tell, take_turns, watch
-from tokenmill.bench.milling import copies_for, make_mill
+from tokenmill.bench.documents import MOST_BYTES, Corpus, Source, workplace
+from tokenmill.bench.figures import Figure
+from tokenmill.bench.measuring import Answer, Effort
+from tokenmill.bench.milling import copies_for, make_mill, weigh_mill
+from tokenmill.bench.racing import Finisher, judge_speed, make_speeds, race
 from tokenmill.bench.reporting import Report, Row, describe_input
 from tokenmill.errors import UsageError
 from tokenmill.machine import usable_cores
@@ -18,39 +19,19 @@ SECONDS_PER_WORKER = 0.5
 FEW = 8
 
 
-def bench_workers(
-    inputs: list[str],
-    tokenizer: str,
-    *,
-    text_key: str,
-    max_bytes: int | None,
-    repeat: int,
-    max_workers: int | None,
-    tell: Tell,
-) -> Report:
+def bench_workers(source: Source, effort: Effort, max_workers: int | None = None) -> Report:
     """Tokenize the same documents with 1 to N workers."""
-    counts = worker_counts(max_workers or usable_cores())
-    with workplace(inputs, tokenizer, text_key) as place:
-        tell("reading documents")
-        corpus = place.collect(max_bytes or 64_000_000, 0.0)
-        seconds = max(LEAST_SECONDS, SECONDS_PER_WORKER * counts[-1])
-        copies = copies_for(place, corpus, seconds)
+    counts = worker_counts(usable_cores() if max_workers is None else max_workers)
+    with workplace(source) as place:
+        effort.tell("reading documents")
+        corpus = place.collect(effort.max_bytes or MOST_BYTES, 0.0)
+        copies = copies_for(place, corpus, max(LEAST_SECONDS, SECONDS_PER_WORKER * counts[-1]))
         contenders = [make_mill(_name(count), place, corpus, copies=copies, workers=count) for count in counts]
         report = Report("workers", describe_input(place, corpus))
-        memory = {}
-        for contender in contenders:
-            tell(f"warm-up and memory: {contender.name}")
-            try:
-                memory[contender.name] = watch(contender.with_settings(gate_first=False))[1]
-            except Failure as failure:
-                report.leave_out({contender.name: str(failure)})
-        turns = take_turns([one for one in contenders if one.name in memory], repeat, tell)
-        report.leave_out(turns.failures)
-        for count in counts:
-            if _name(count) in turns.answers:
-                answers, base = turns.answers[_name(count)], turns.answers.get(_name(1))
-                report.rows.append(_make_row(count, answers, base, corpus, memory[_name(count)]))
-        report.verdicts += judge({row.name: row.figures["mb_per_second"] for row in report.rows})
+        finishers = race(contenders, weigh_mill, report, effort)
+        alone = next((finisher.answers for finisher in finishers if finisher.name == _name(1)), None)
+        report.rows += [_make_row(finisher, corpus, alone) for finisher in finishers]
+        judge_speed(report)
         _explain(report, copies)
     return report
 
@@ -68,23 +49,20 @@ def _name(count: int) -> str:
     return f"{count} worker{'s' if count > 1 else ''}"
 
 
-def _make_row(count: int, answers: list[Answer], base: list[Answer] | None, corpus: Corpus, memory: int) -> Row:
-    num_bytes = corpus.num_bytes * answers[0]["copies"]
-    seconds = [answer["seconds"] for answer in answers]
+def _make_row(finisher: Finisher[int], corpus: Corpus, alone: list[Answer] | None) -> Row:
+    answers = finisher.answers
+    count = answers[0]["workers"]
     figures = {
-        "mb_per_second": Figure.of([num_bytes / taken / 1e6 for taken in seconds]),
-        "tokens_per_second": Figure.of([answers[0]["num_tokens"] / taken for taken in seconds]),
-        "documents_per_second": Figure.of([answers[0]["num_documents"] / taken for taken in seconds]),
-        "seconds": Figure.of(seconds),
-        "cpu_seconds": Figure.of([answer["cpu_seconds"] for answer in answers]),
+        **make_speeds(answers, corpus),
         "start_seconds": Figure.of([answer["start_seconds"] for answer in answers]),
     }
-    if base is not None:
+    if alone is not None:
         # Within a turn, because what slows the machine down for a minute slows both of them down.
-        speedups = [one["seconds"] / many["seconds"] for one, many in zip(base, answers, strict=True)]
+        speedups = [one["seconds"] / many["seconds"] for one, many in zip(alone, answers, strict=True)]
         figures["speedup"] = Figure.of(speedups)
         figures["efficiency"] = Figure.of([speedup / count for speedup in speedups])
-    return Row(_name(count), figures, {"workers": count, "peak_memory_bytes": memory, "copies": answers[0]["copies"]})
+    facts = {"workers": count, "peak_memory_bytes": finisher.memory, "copies": answers[0]["copies"]}
+    return Row(finisher.name, figures, facts)
 
 
 def _explain(report: Report, copies: int) -> None:

@@ -28,6 +28,7 @@ app = typer.Typer(
 app.add_typer(measuring.app, name="bench")
 for command in (
     tokenizing.tokenize,
+    tokenizing.finish,
     tokenizing.estimate,
     looking.status,
     looking.inspect,

@@ -10,6 +10,7 @@ import typer
 from tokenmill.errors import UsageError
 
 __all__ = [
+    "AnyStore",
     "AsJson",
     "BatchSize",
     "Format",
@@ -30,10 +31,13 @@ __all__ = [
 
 ROWS = "Rows"
 
-Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, directories, globs, or @list.txt.")]
+INPUTS = "Files, directories, globs, @list.txt, hf://datasets/..., or a data set: tinystories, owner/name."
+
+Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help=INPUTS)]
 Store = Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the store.")]
+AnyStore = Annotated[str, typer.Argument(metavar="OUT", help="Directory of the store, or s3://BUCKET/PATH.")]
 TokenizerSpec = Annotated[str, typer.Option("--tokenizer", help="As for tokenmill tokenize.")]
-TextKey = Annotated[str, typer.Option(help="Field that holds the text.")]
+TextKey = Annotated[str | None, typer.Option(help="Field that holds the text \\[default: text].")]
 Format = Annotated[str, typer.Option(help="auto, jsonl, json, parquet or text.")]
 Workers = Annotated[str, typer.Option(help="Worker processes.")]
 Memory = Annotated[str, typer.Option(help="Bound for all processes together: 4GB.")]

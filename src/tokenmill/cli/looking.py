@@ -9,17 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from tokenmill.cli.flags import AsJson, BatchSize, LongDocuments, Packing, Seed, SeqLen, Shuffle, Store
+from tokenmill.cli.flags import AnyStore, AsJson, BatchSize, LongDocuments, Packing, Seed, SeqLen, Shuffle
 from tokenmill.cli.output import console, print_json, progress
 from tokenmill.errors import TokenmillError, UsageError
 
 __all__ = ["inspect", "report", "status", "trace", "verify"]
 
 ROWS = "Rows"
+WATCH_SECONDS = 0.5
 
 
 def status(
-    store: Store,
+    store: AnyStore,
     watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until the run ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -28,22 +29,38 @@ def status(
 
     from rich.live import Live
 
+    from tokenmill.remote.bucket import is_remote
     from tokenmill.status import read_status, render_status
 
+    if is_remote(store):
+        raise UsageError(f"{store} is in a bucket; status shows runs in a directory. Use: tokenmill inspect {store}")
+    folder = Path(store)
     if as_json:
-        print_json(read_status(store))
+        print_json(read_status(folder))
     elif not watch:
-        console().print(render_status(read_status(store)))
+        console().print(render_status(read_status(folder)))
     else:
-        with Live(render_status(read_status(store)), console=console(), refresh_per_second=4) as live:
-            while (now := read_status(store)).state == "running":
-                live.update(render_status(now))
-                time.sleep(0.5)
-            live.update(render_status(now))
+        with Live(render_status(read_status(folder)), console=console(), auto_refresh=False) as live:
+            while (now := read_status(folder)).state == "running":
+                live.update(render_status(now), refresh=True)
+                time.sleep(WATCH_SECONDS)
+            live.update(render_status(now), refresh=True)
+
+
+def _open(store: str) -> Any:
+    """A store, wherever it is."""
+    from tokenmill.remote.bucket import is_remote
+    from tokenmill.store.store import TokenStore
+
+    if not is_remote(store):
+        return TokenStore(Path(store))
+    from tokenmill.store.remote import open_remote
+
+    return open_remote(store)
 
 
 def inspect(
-    store: Store,
+    store: AnyStore,
     document: Annotated[int | None, typer.Option(help="Show one document with its tokens in colour.")] = None,
     row: Annotated[int | None, typer.Option(help="Show one training row, by the number that trace has for it.")] = None,
     seq_len: SeqLen = 2048,
@@ -61,11 +78,10 @@ def inspect(
     """
     from tokenmill import inspection
     from tokenmill.loaders import make_rows
-    from tokenmill.store.store import TokenStore
 
     if row is not None and document is not None:
         raise UsageError("say either --row N or --document N, to see one of them")
-    opened = TokenStore(store)
+    opened = _open(store)
     shown: Any
     if row is not None:
         rows = make_rows(
@@ -87,7 +103,7 @@ def inspect(
 
 
 def trace(
-    store: Store,
+    store: AnyStore,
     step: Annotated[int | None, typer.Option(help="List the documents of this step, counted from 0.")] = None,
     document: Annotated[int | None, typer.Option(help="List the steps that see this document.")] = None,
     seq_len: SeqLen = 2048,
@@ -106,12 +122,11 @@ def trace(
     The flags of rows are those of tokenmill.load and have the same defaults.
     """
     from tokenmill.loaders import make_rows
-    from tokenmill.store.store import TokenStore
     from tokenmill.tracing import render_sightings, render_step, trace_document, trace_step
 
     if (step is None) == (document is None):
         raise UsageError("say either --step N, to see its documents, or --document N, to see its steps")
-    opened = TokenStore(store)
+    opened = _open(store)
     rows = make_rows(
         opened.split(split), seq_len=seq_len, packing=packing, long_documents=long_documents, shuffle=shuffle, seed=seed
     )
@@ -125,7 +140,7 @@ def trace(
 
 
 def verify(
-    store: Store,
+    store: AnyStore,
     more: Annotated[list[str] | None, typer.Argument(metavar="[INPUT...]", help="More inputs for --against.")] = None,
     against: Annotated[
         list[str] | None,
@@ -158,7 +173,7 @@ def verify(
 
 
 def report(
-    store: Store,
+    store: AnyStore,
     out: Annotated[Path, typer.Option("-o", "--out", help="The page to write, such as report.html.")],
     seq_len: Annotated[int, typer.Option(help="Tokens in a row, for the packings.")] = 2048,
     sample_tokens: Annotated[
@@ -170,11 +185,10 @@ def report(
 ) -> None:
     """Write one page about a store: totals, lengths, packing, tokens, odd documents, checks, the run, a browser."""
     from tokenmill.report import SAMPLE_TOKENS, write_report
-    from tokenmill.store.store import TokenStore
 
     with progress() as advance:
         figures = write_report(
-            TokenStore(store),
+            _open(store),
             out,
             seq_len=seq_len,
             sample_tokens=SAMPLE_TOKENS if sample_tokens is None else sample_tokens,

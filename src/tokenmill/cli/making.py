@@ -18,7 +18,7 @@ def train_tokenizer(
     inputs: Inputs,
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory for tokenizer.json.")],
     vocab_size: Annotated[int, typer.Option(help="How many tokens it shall have.")],
-    text_key: TextKey = "text",
+    text_key: TextKey = None,
     format: Format = "auto",
     special_tokens: Annotated[str, typer.Option(help="Comma-separated; the first ends documents.")] = "<|endoftext|>",
     sample: Annotated[str, typer.Option(help="Use at most this much text.")] = "200MB",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,7 @@ from tokenmill.cli.output import print_json
 from tokenmill.errors import TokenmillError, UsageError
 
 if TYPE_CHECKING:
+    from tokenmill.bench.measuring import Effort
     from tokenmill.bench.reporting import Column, Report
 
 __all__ = ["app"]
@@ -33,20 +35,19 @@ Plot = Annotated[Path | None, typer.Option(metavar="FILE.png|svg", help="Save a 
 def strategies(
     inputs: Inputs,
     tokenizer: TokenizerSpec,
-    text_key: TextKey = "text",
+    text_key: TextKey = None,
     max_mb: MaxMb = None,
     repeat: Repeat = 3,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the ways people tokenize: speed, memory, and what breaks."""
+    from tokenmill.bench.documents import Source
     from tokenmill.bench.strategies import bench_strategies
     from tokenmill.bench.tables import STRATEGIES
 
-    with _prepared(repeat, max_mb, plot) as tell:
-        report = bench_strategies(
-            inputs, tokenizer, text_key=text_key, max_bytes=_bytes(max_mb), repeat=repeat, tell=tell
-        )
+    with _prepared(repeat, max_mb, plot) as effort:
+        report = bench_strategies(Source(inputs, tokenizer, text_key), effort)
     _show(report, STRATEGIES, plot, as_json)
 
 
@@ -54,18 +55,19 @@ def strategies(
 def engines(
     inputs: Inputs,
     tokenizer: TokenizerSpec,
-    text_key: TextKey = "text",
+    text_key: TextKey = None,
     max_mb: MaxMb = None,
     repeat: Repeat = 3,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the engines that load a tokenizer: speed, and whether their ids are the reference's."""
+    from tokenmill.bench.documents import Source
     from tokenmill.bench.engines import bench_engines
     from tokenmill.bench.tables import ENGINES
 
-    with _prepared(repeat, max_mb, plot) as tell:
-        report = bench_engines(inputs, tokenizer, text_key=text_key, max_bytes=_bytes(max_mb), repeat=repeat, tell=tell)
+    with _prepared(repeat, max_mb, plot) as effort:
+        report = bench_engines(Source(inputs, tokenizer, text_key), effort)
     _show(report, ENGINES, plot, as_json)
 
 
@@ -73,7 +75,7 @@ def engines(
 def workers(
     inputs: Inputs,
     tokenizer: TokenizerSpec,
-    text_key: TextKey = "text",
+    text_key: TextKey = None,
     max_workers: Annotated[int | None, typer.Option(help="The most to try \\[default: all cores].")] = None,
     max_mb: MaxMb = None,
     repeat: Repeat = 3,
@@ -81,21 +83,12 @@ def workers(
     as_json: AsJson = False,
 ) -> None:
     """Tell what each further worker is worth: speed, speedup and efficiency."""
+    from tokenmill.bench.documents import Source
     from tokenmill.bench.tables import WORKERS
-    from tokenmill.bench.workers import bench_workers, worker_counts
-    from tokenmill.machine import usable_cores
+    from tokenmill.bench.workers import bench_workers
 
-    worker_counts(usable_cores() if max_workers is None else max_workers)
-    with _prepared(repeat, max_mb, plot) as tell:
-        report = bench_workers(
-            inputs,
-            tokenizer,
-            text_key=text_key,
-            max_bytes=_bytes(max_mb),
-            repeat=repeat,
-            max_workers=max_workers,
-            tell=tell,
-        )
+    with _prepared(repeat, max_mb, plot) as effort:
+        report = bench_workers(Source(inputs, tokenizer, text_key), effort, max_workers)
     _show(report, WORKERS, plot, as_json)
 
 
@@ -119,33 +112,26 @@ def loaders(
     as_json: AsJson = False,
 ) -> None:
     """Compare loaders: batches and tokens per second, time to the first batch, memory."""
-    from tokenmill.bench.loaders import bench_loaders
+    from tokenmill.bench.loaders import Wanted, bench_loaders
     from tokenmill.bench.tables import LOADERS
 
     sizes = batch_size or [8, 64]
     for flag, value in (("batch-size", min(sizes)), ("seq-len", seq_len), ("num-batches", num_batches)):
         if value is not None and value < 1:
             raise UsageError(f"--{flag} {value} must be at least 1")
-    skipped = {"torch": skip_torch, "jax": skip_jax, "grain": skip_grain, "tf": skip_tf}
-    with _prepared(repeat, max_mb, plot) as tell:
-        report = bench_loaders(
-            data,
-            batch_sizes=list(dict.fromkeys(sizes)),
-            seq_len=seq_len,
-            num_batches=num_batches,
-            skip=[name for name, is_skipped in skipped.items() if is_skipped],
-            max_bytes=_bytes(max_mb),
-            repeat=repeat,
-            tell=tell,
-        )
+    flags = {"torch": skip_torch, "jax": skip_jax, "grain": skip_grain, "tf": skip_tf}
+    skip = [name for name, is_skipped in flags.items() if is_skipped]
+    with _prepared(repeat, max_mb, plot) as effort:
+        report = bench_loaders(data, Wanted(list(dict.fromkeys(sizes)), seq_len, num_batches, skip), effort)
     _show(report, LOADERS, plot, as_json)
 
 
 @contextmanager
-def _prepared(repeat: int, max_mb: float | None, plot: Path | None) -> Iterator[Callable[[str], None]]:
+def _prepared(repeat: int, max_mb: float | None, plot: Path | None) -> Iterator[Effort]:
     """Refuse what cannot work; then a line on stderr says what is going on."""
     from rich.console import Console
 
+    from tokenmill.bench.measuring import Effort
     from tokenmill.bench.plots import check_plot
 
     if repeat < 1:
@@ -155,11 +141,12 @@ def _prepared(repeat: int, max_mb: float | None, plot: Path | None) -> Iterator[
     check_plot(plot)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
+    effort = Effort(None if max_mb is None else max(1, int(max_mb * 1e6)), repeat)
     if not sys.stderr.isatty():
-        yield lambda text: None
+        yield effort
         return
     with Console(stderr=True).status("looking at the inputs") as status:
-        yield lambda text: status.update(text)
+        yield replace(effort, tell=lambda text: status.update(text))
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
@@ -182,7 +169,3 @@ def _show(report: Report, columns: Sequence[Column], plot: Path | None, as_json:
         print_json(report.to_json())
     else:
         print_report(report, columns)
-
-
-def _bytes(max_mb: float | None) -> int | None:
-    return None if max_mb is None else max(1, int(max_mb * 1e6))

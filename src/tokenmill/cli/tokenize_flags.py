@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tokenmill.cli.flags import INPUTS
+
 __all__ = [
     "Affinity",
     "BatchSize",
@@ -18,6 +20,7 @@ __all__ = [
     "Engine",
     "Eos",
     "EosToken",
+    "Executor",
     "Format",
     "Inputs",
     "KeepKeys",
@@ -35,7 +38,9 @@ __all__ = [
     "Profile",
     "PromptKey",
     "Quiet",
+    "Rank",
     "ResponseKey",
+    "Scratch",
     "Seed",
     "Separator",
     "SpecialTokens",
@@ -47,15 +52,17 @@ __all__ = [
     "WeightKey",
     "WholeFiles",
     "Workers",
+    "WorldSize",
 ]
 
 READING, SUPERVISED, TOKENS, OUTPUT = "Reading", "Supervised data", "Tokens", "Output"
 RUN, SHOW = "Running", "Display"
 
-Inputs = Annotated[
-    list[str] | None, typer.Argument(metavar="INPUT...", help="Files, directories, globs, or @list.txt.")
+Inputs = Annotated[list[str] | None, typer.Argument(metavar="INPUT...", help=INPUTS)]
+Out = Annotated[
+    str | None,
+    typer.Option("-o", "--out", help="Directory of the store, or s3://BUCKET/PATH.", rich_help_panel=OUTPUT),
 ]
-Out = Annotated[str | None, typer.Option("-o", "--out", help="Directory of the store.", rich_help_panel=OUTPUT)]
 Tokenizer = Annotated[
     str | None,
     typer.Option(
@@ -66,7 +73,10 @@ Config = Annotated[
     Path | None, typer.Option(help="YAML file whose keys are these flags; flags here win.", rich_help_panel=RUN)
 ]
 TextKey = Annotated[
-    str, typer.Option(help="Field that holds the text; dots go into nested objects.", rich_help_panel=READING)
+    str | None,
+    typer.Option(
+        help="Field that holds the text; dots go into nested objects \\[default: text].", rich_help_panel=READING
+    ),
 ]
 KeepKeys = Annotated[
     str | None, typer.Option(help="Fields to keep beside each document: id,source.", rich_help_panel=READING)
@@ -131,6 +141,10 @@ Engine = Annotated[
 ]
 ValFraction = Annotated[float, typer.Option(help="Share of documents for the val split.", rich_help_panel=OUTPUT)]
 Seed = Annotated[int, typer.Option(help="Seed of the split.", rich_help_panel=OUTPUT)]
+Scratch = Annotated[
+    str | None,
+    typer.Option(help="Where shards are made before they go to a bucket \\[default: TMPDIR].", rich_help_panel=RUN),
+]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Remove the store that is there first.", rich_help_panel=OUTPUT)
 ]
@@ -144,6 +158,14 @@ TaskBytes = Annotated[
 ]
 OnError = Annotated[str, typer.Option(help="A bad record: fail, or skip and count it.", rich_help_panel=RUN)]
 MaxErrors = Annotated[int | None, typer.Option(help="With skip: stop after this many rejects.", rich_help_panel=RUN)]
+Rank = Annotated[
+    str | None,
+    typer.Option(metavar="N|slurm|kubernetes", help="Do the share of one of several processes.", rich_help_panel=RUN),
+]
+WorldSize = Annotated[int | None, typer.Option(help="With --rank: how many processes there are.", rich_help_panel=RUN)]
+Executor = Annotated[
+    str, typer.Option(help="local, or ray: the cluster at RAY_ADDRESS, else a new one here.", rich_help_panel=RUN)
+]
 Affinity = Annotated[
     bool, typer.Option("--affinity", help="Keep each worker on a core of its own.", rich_help_panel=RUN)
 ]

@@ -1,4 +1,4 @@
-"""`tokenize` and `estimate`: a run, or what it would give and take."""
+"""`tokenize`, `finish` and `estimate`: a run, the end of one that many share, or what it would give and take."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ import typer
 
 from tokenmill.cli import tokenize_flags as flag
 from tokenmill.cli.config import merge_config
-from tokenmill.cli.flags import AsJson, Format, Inputs, Memory, TextKey, TokenizerSpec, Workers, count_or_auto, switch
+from tokenmill.cli.flags import (
+    AsJson,
+    Format,
+    Inputs,
+    Memory,
+    Store,
+    TextKey,
+    TokenizerSpec,
+    Workers,
+    count_or_auto,
+    switch,
+)
 from tokenmill.cli.output import print_json
 
-__all__ = ["estimate", "tokenize"]
+__all__ = ["estimate", "finish", "tokenize"]
 
 
 def tokenize(
@@ -20,7 +31,7 @@ def tokenize(
     out: flag.Out = None,
     tokenizer: flag.Tokenizer = None,
     config: flag.Config = None,
-    text_key: flag.TextKey = "text",
+    text_key: flag.TextKey = None,
     keep_keys: flag.KeepKeys = None,
     format: flag.Format = "auto",
     separator: flag.Separator = None,
@@ -48,9 +59,13 @@ def tokenize(
     task_bytes: flag.TaskBytes = None,
     on_error: flag.OnError = "fail",
     max_errors: flag.MaxErrors = None,
+    executor: flag.Executor = "local",
+    rank: flag.Rank = None,
+    world_size: flag.WorldSize = None,
     affinity: flag.Affinity = False,
     numa: flag.Numa = False,
     profile: flag.Profile = None,
+    scratch: flag.Scratch = None,
     dry_run: flag.DryRun = False,
     monitor: flag.Monitor = False,
     log_json: flag.LogJson = False,
@@ -63,7 +78,7 @@ def tokenize(
     from tokenmill.executors.local import start_executor
 
     # First of all, because the worker processes can import while this one does.
-    executor = start_executor()
+    started = start_executor() if executor == "local" else None
     from tokenmill.pipeline.request import Request
     from tokenmill.pipeline.run import run
     from tokenmill.progress import choose_display
@@ -75,17 +90,35 @@ def tokenize(
         monitor = switch(merged, "monitor") or monitor
         request = Request.from_flags(merged)
     except BaseException:
-        executor.close()
+        if started is not None:
+            started.close()
         raise
+    if started is not None and request.executor != "local":
+        started.close()
+        started = None
     display = choose_display(log_json=log_json, quiet=quiet, draw=_monitor() if monitor else None)
-    outcome = run(request, display, executor)
+    outcome = run(request, display, started)
     print_summary(outcome, request)
+
+
+def finish(store: Store) -> None:
+    """Write the manifest of a run that many processes share, once all of its tasks are done."""
+    from tokenmill.pipeline.finish import Incomplete, finish_store
+    from tokenmill.summary import print_finished
+
+    try:
+        manifest = finish_store(store)
+    except Incomplete as error:
+        for line in error.details:
+            print(line)
+        raise
+    print_finished(store, manifest)
 
 
 def estimate(
     inputs: Inputs,
     tokenizer: TokenizerSpec,
-    text_key: TextKey = "text",
+    text_key: TextKey = None,
     format: Format = "auto",
     messages_key: Annotated[str | None, typer.Option(help="Supervised data: field with messages.")] = None,
     prompt_key: Annotated[str | None, typer.Option(help="Supervised data: field with the prompt.")] = None,
@@ -131,13 +164,14 @@ def _estimate(
     from tokenmill.engines.gigatoken import return_plain_arrays
     from tokenmill.estimation import estimate
     from tokenmill.pipeline.request import Request
+    from tokenmill.progress import choose_display
     from tokenmill.summary import print_estimate
 
     return_plain_arrays()
     for name in ("log_json", "quiet", "monitor"):
         switch(flags, name)
-    result = estimate(Request.from_flags(flags), share=sample)
+    result = estimate(Request.from_flags(flags), share=sample, seq_len=seq_len, display=choose_display())
     if as_json:
         print_json(result.as_json())
     else:
-        print_estimate(result, seq_len=seq_len)
+        print_estimate(result)

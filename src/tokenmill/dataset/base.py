@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -41,6 +42,10 @@ __all__ = [
 ]
 
 
+MOST_KEPT_STARTS = 4_000_000
+"""Where so many documents start is kept, eight bytes each; of more documents, the index is asked."""
+
+
 class NoSuchRow(UsageError, IndexError):
     """A row that is not there; as an IndexError, it ends a plain `for` over whatever is asked by number."""
 
@@ -70,6 +75,10 @@ class Choice(NamedTuple):
         """The documents that are copied."""
         return self.beside if self.beside is not None else self.rows.documents
 
+    def among(self, at: Integers) -> Choice:
+        """The same rows where they are only some of those that were asked for, at these places."""
+        return self._replace(at=at if self.at is None else at[self.at])
+
 
 class Rows(ABC):
     """Rows of `seq_len` tokens by number; an index past the end is the next epoch."""
@@ -81,6 +90,18 @@ class Rows(ABC):
     """Tokens of one epoch that are not padding."""
     limit: int | None = None
     """How many rows there are in all epochs; None: they never end."""
+    is_known: bool = True
+    """Whether it is known how many rows an epoch has; not while its text is being tokenized."""
+    bottleneck: str | None = None
+    """What rows are waited for, where it is not the loader, and what to do about it."""
+
+    def wait_for(self, count: int) -> int:
+        """Wait until the first `count` rows are there, or are known not to be; tells how many are."""
+        return MOST_ROWS
+
+    def rows_of_epochs(self, epochs: Fraction) -> int:
+        """How many rows so many epochs have."""
+        return int(epochs * self.num_rows)
 
     def __len__(self) -> int:
         return self.num_rows
@@ -161,6 +182,24 @@ class PackedRows(Rows):
     @abstractmethod
     def segments(self, index: Integers) -> Segments:
         """The documents of rows."""
+
+    def _bounds(self, documents: Integers) -> tuple[Integers, Integers]:
+        """The first token of each document and the one past its last."""
+        if not self._keeps_starts:
+            return self.documents.bounds(documents)
+        return self._starts[documents], self._starts[documents + 1]
+
+    @property
+    def _keeps_starts(self) -> bool:
+        return self.documents.num_documents <= MOST_KEPT_STARTS
+
+    @cached_property
+    def _starts(self) -> Integers:
+        """The first token of each document, and of the one that would come behind the last: the index, in memory."""
+        return np.concatenate([np.zeros(1, np.int64), *self.documents.lengths()]).cumsum()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_starts"}
 
     @abstractmethod
     def rows_of(self, document: int) -> list[int]:

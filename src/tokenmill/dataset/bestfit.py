@@ -127,7 +127,7 @@ class BestFitRows(PackedRows):
         return window
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        return {name: value for name, value in super().__getstate__().items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
@@ -187,7 +187,7 @@ class BestFitRows(PackedRows):
 
     def _measure(self, ends: Integers, documents: Integers, parts: Integers) -> tuple[Segments, Integers]:
         """Where pieces start in the store and in their rows. A part of -1 is what is left of a split document."""
-        starts, stops = self.documents.bounds(documents)
+        starts, stops = self._bounds(documents)
         lengths = stops - starts
         rest = lengths // self.seq_len if self._long_documents == "split" else 0
         starts = starts + np.where(parts >= 0, parts, rest) * self.seq_len

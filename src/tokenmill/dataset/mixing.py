@@ -154,11 +154,8 @@ class MixedRows(Rows):
 
     def resolve(self, index: Integers) -> list[Choice]:
         """Ask each source for its rows."""
-        choices = []
-        for source, at, inner in self._assign(index):
-            for choice in self._sources[source].resolve(inner):
-                choices.append(Choice(choice.rows, at if choice.at is None else at[choice.at], choice.numbers))
-        return choices
+        assigned = self._assign(index)
+        return [choice.among(at) for source, at, inner in assigned for choice in self._sources[source].resolve(inner)]
 
     def _assign(self, index: Integers) -> list[tuple[int, Integers, Integers]]:
         """Each source that has some of the rows, their places, and their numbers in the source."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ __all__ = ["Cover", "Segments", "join_segments"]
 
 PADDING = -1
 """The document number of what is behind the last document of a row."""
+TOKENS_AT_ONCE = 1 << 16
+"""A few arrays of so many int32 stay in the second-level cache."""
 
 
 class Segments(NamedTuple):
@@ -61,30 +64,49 @@ class Cover:
         if len(short):
             segments, rows, ids = _pad(segments, rows, ids, short, used, seq_len)
         self.edges = np.concatenate([[0], segments.ends])
+        self._edges: list[int] = self.edges.tolist()
         self.rows = rows
+        # The first token of each segment, counted through all rows.
+        self._places = rows * seq_len + segments.starts
         self.starts = segments.starts.astype(np.int32)
         self.lengths = segments.lengths
         self.documents = segments.documents
         self.is_end = segments.is_end & (segments.documents != PADDING)
         self.ids = ids.astype(np.int32)
 
+    def document_ends(self, start: int, stop: int) -> Integers:
+        """Where documents have their last token, counted through the rows from `start` up to `stop`."""
+        ends, edges = self._ends
+        places: Integers = ends[edges[start] : edges[stop]] - start * self.seq_len
+        return places
+
     @cached_property
-    def document_ends(self) -> Integers:
-        """Where documents have their last token, counted through all rows."""
-        places = self.rows * self.seq_len + self.starts + self.lengths - 1
-        ends: Integers = places[self.is_end]
-        return ends
+    def _ends(self) -> tuple[Integers, list[int]]:
+        """The last tokens of documents, counted through all rows, and which are the first of each row."""
+        ends = (self._places + (self.lengths - 1))[self.is_end]
+        counts = np.concatenate([[0], np.cumsum(self.is_end)])
+        return ends, counts[self.edges].tolist()
 
     def fill_positions(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
         """The place of each token in its document's part of the row, for the rows from `start` up to `stop`."""
-        some = slice(int(self.edges[start]), int(self.edges[stop]))
-        starts = np.repeat(self.starts[some], self.lengths[some]).reshape(out.shape)
-        np.subtract(_counting(self.seq_len), starts, out=out)
+        counting = _counting(max(TOKENS_AT_ONCE, self.seq_len))
+        for segments, tokens, first in self._steps(start, stop):
+            some = out[tokens]
+            places = (self._places[segments] - first).astype(np.int32)
+            np.subtract(counting[: len(some)], places.repeat(self.lengths[segments]), out=some)
 
     def fill_segment_ids(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
         """The ids of segments, token by token, for the rows from `start` up to `stop`."""
-        some = slice(int(self.edges[start]), int(self.edges[stop]))
-        out[:] = np.repeat(self.ids[some], self.lengths[some]).reshape(out.shape)
+        for segments, tokens, _ in self._steps(start, stop):
+            out[tokens] = self.ids[segments].repeat(self.lengths[segments])
+
+    def _steps(self, start: int, stop: int) -> Iterator[tuple[slice, slice, int]]:
+        """A few rows at a time, which stay in the CPU cache: segments, tokens in the range, and the first of them."""
+        step = max(1, TOKENS_AT_ONCE // self.seq_len)
+        for row in range(start, stop, step):
+            end = min(row + step, stop)
+            tokens = slice((row - start) * self.seq_len, (end - start) * self.seq_len)
+            yield slice(self._edges[row], self._edges[end]), tokens, row * self.seq_len
 
     def cu_seqlens(self, batch_size: int) -> list[npt.NDArray[np.int32]]:
         """For each batch, where segments start when its rows are laid end to end, and the end of the last."""
@@ -101,7 +123,7 @@ class Cover:
 
     def documents_of(self, row: int) -> list[tuple[int, int, int]]:
         """Document, start in the row, and length, of every document in a row."""
-        some = slice(int(self.edges[row]), int(self.edges[row + 1]))
+        some = slice(self._edges[row], self._edges[row + 1])
         columns = (self.documents[some], self.starts[some], self.lengths[some])
         found = zip(*(column.tolist() for column in columns), strict=True)
         return [segment for segment in found if segment[0] != PADDING]

@@ -13,8 +13,16 @@ from tokenmill.errors import UsageError
 __all__ = ["ShuffledRows", "shuffle"]
 
 
-def shuffle(rows: Rows, *, seed: int = 0) -> Rows:
-    """The same rows in a random order, another one in every epoch."""
+def shuffle(rows: Rows, *, seed: int = 0, block_tokens: int | None = None) -> Rows:
+    """The same rows in a random order, another one in every epoch.
+
+    With `block_tokens`, rows are shuffled among about so many tokens at a time, shards in a random order: for
+    stores that do not fit the machine.
+    """
+    if block_tokens is not None:
+        from tokenmill.dataset.blocks import shuffle_blocks
+
+        return shuffle_blocks(as_rows(rows, "shuffle"), seed=as_seed(seed), block_tokens=block_tokens)
     return ShuffledRows(as_rows(rows, "shuffle"), as_seed(seed))
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenmill.errors import UsageError
-from tokenmill.exporters.base import Array, Shape, SplitSource, check_rows
-from tokenmill.exporters.rows import RowFile, plan_files
+from tokenmill.exporters.base import Array, Shape, SplitSource
+from tokenmill.exporters.rows import RowFile, check_row_size, plan_files
 from tokenmill.exporters.writing import OutputFile, file_blocks, row_blocks
 
 __all__ = ["LitChunks"]
@@ -38,9 +37,7 @@ class LitChunks:
 
     def check(self, split: SplitSource) -> None:
         """Refuse what fills no row, and rows that an offset of 32 bits cannot pass."""
-        check_rows(split)
-        if 4 * split.seq_len > 1 << 30:
-            raise UsageError(f"--seq-len {split.seq_len:,} is too much for --to litdata, whose chunks are below 4 GB")
+        check_row_size(split, "litdata", "chunks")
 
     def write(self, split: SplitSource, folder: Path) -> None:
         """Chunks, then the index that names them."""

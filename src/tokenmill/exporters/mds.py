@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.errors import UsageError
-from tokenmill.exporters.base import Array, Shape, SplitSource, check_rows
-from tokenmill.exporters.rows import RowFile, plan_files
+from tokenmill.exporters.base import Array, Shape, SplitSource
+from tokenmill.exporters.rows import RowFile, check_row_size, plan_files
 from tokenmill.exporters.writing import OutputFile, file_blocks, row_blocks
 
 __all__ = ["MosaicShards"]
@@ -35,9 +34,7 @@ class MosaicShards:
 
     def check(self, split: SplitSource) -> None:
         """Refuse what fills no row, and rows that an offset of 32 bits cannot pass."""
-        check_rows(split)
-        if 4 * split.seq_len > 1 << 30:
-            raise UsageError(f"--seq-len {split.seq_len:,} is too much for --to mds, whose shards are below 4 GB")
+        check_row_size(split, "mds", "shards")
 
     def write(self, split: SplitSource, folder: Path) -> None:
         """Shards, then the index that names them."""

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenmill.exporters.base import SplitSource
+from tokenmill.errors import UsageError
+from tokenmill.exporters.base import SplitSource, check_rows
 
-__all__ = ["RowFile", "plan_files"]
+__all__ = ["RowFile", "check_row_size", "plan_files"]
+
+LARGEST_ROW = 1 << 30
 
 
 class RowFile(NamedTuple):
@@ -22,6 +25,13 @@ class RowFile(NamedTuple):
     def num_rows(self) -> int:
         """How many rows it holds."""
         return self.last - self.first
+
+
+def check_row_size(split: SplitSource, to: str, files: str) -> None:
+    """Refuse what fills no row, and rows of int32 that an offset of 32 bits cannot pass."""
+    check_rows(split)
+    if 4 * split.seq_len > LARGEST_ROW:
+        raise UsageError(f"--seq-len {split.seq_len:,} is too much for --to {to}, whose {files} are below 4 GB")
 
 
 def plan_files(split: SplitSource, folder: Path, pattern: str, rows_per_file: int) -> Iterator[RowFile]:

@@ -76,16 +76,23 @@ class Loader:
         self._is_plain = layout == "xy"
         self._document_mask = flag(document_mask, "document_mask")
         self._prefetch = whole_number(prefetch, "prefetch", 0)
-        self._num_rows = count_rows(rows, epochs)
-        self._end = self._find_end(flag(drop_last, "drop_last"))
+        self._epochs, self._drop_last = epochs, flag(drop_last, "drop_last")
+        self._settle()
         self._pool = BufferPool(batch_dtype(dtype))
+        self._disk = _Disk()
         self._next_row = 0
         self._has_ended = False
         self._generation = 0
 
-    def _find_end(self, drop_last: bool) -> int | None:
+    def _settle(self) -> None:
+        """Find out where the last batch is, which rows that are still being made do not tell before they are."""
+        self._is_settled = self.rows.is_known
+        self._num_rows = count_rows(self.rows, self._epochs)
+        self._end = self._find_end()
+
+    def _find_end(self) -> int | None:
         """The first row with which no batch begins any more."""
-        if self._num_rows is None or not drop_last:
+        if self._num_rows is None or not self._drop_last:
             return self._num_rows
         if self._num_rows < self.global_batch_size:
             raise UsageError(
@@ -104,9 +111,21 @@ class Loader:
         """How many global batches have been handed over, at this batch size."""
         return -(-self._next_row // self.global_batch_size)
 
+    @property
+    def bottleneck(self) -> str:
+        """What steps wait for when they wait for this loader, and what to do about it."""
+        if self.rows.bottleneck is not None:
+            return self.rows.bottleneck
+        work = "reading the disk" if self._disk.was_waited_for else "filling batches"
+        if not self._prefetch:
+            return f"{work}; pass prefetch=2"
+        return f"{work}; {'move the store to a faster one' if self._disk.was_waited_for else 'leave it a free core'}"
+
     def __len__(self) -> int:
         """Steps in all epochs."""
         if self._num_rows is None:
+            if self._epochs is not None:
+                raise TypeError("how many steps there are is known when all text is tokenized; count steps yourself")
             raise TypeError("an endless loader has no length; pass epochs, or count steps yourself")
         return self._num_left(0)
 
@@ -151,7 +170,7 @@ class Loader:
         chunks = self._chunks(self._next_row)
         if self._prefetch:
             chunks = Prefetcher(chunks, self._prefetch)
-        size, end = self.global_batch_size, self._end
+        size = self.global_batch_size
         for batches in chunks:
             for batch in batches:
                 if self._generation != generation:
@@ -159,7 +178,7 @@ class Loader:
                         "the loader was moved, or iterated anew, since this iterator began; use the new one"
                     )
                 self._next_row += size
-                if end is not None and self._next_row >= end:
+                if self._end is not None and self._next_row >= self._end:
                     self._next_row, self._has_ended = min(self._next_row, self._num_rows or 0), True
                 yield batch
         self._has_ended = True
@@ -167,10 +186,10 @@ class Loader:
     def _chunks(self, row: int) -> Iterator[list[Any]]:
         """Lists of batches from a row on; when the disk is slow, what comes next is read while this is used."""
         plan = self._plan(row)
-        disk = _Disk()
+        disk = self._disk = _Disk()
         coming: deque[Stretch] = deque()
         while stretch := coming.popleft() if coming else next(plan, None):
-            if disk.is_slow(stretch.num_batches * self.batch_size):
+            if disk.is_slow(stretch.num_batches * self.batch_size) and self._is_settled:
                 for more in itertools.islice(plan, CHUNKS_AHEAD - len(coming)):
                     more.block.will_need(*self._rows_of(more))
                     coming.append(more)
@@ -194,7 +213,12 @@ class Loader:
             num_batches = max(per_chunk, min(2 * num_batches, most_rows // self.batch_size))
 
     def _num_left(self, row: int) -> int:
-        """How many batches begin from a row on."""
+        """How many batches begin from a row on; while rows are still being made, how many there are by now."""
+        if not self._is_settled:
+            num_ready = self.rows.wait_for(row + self.global_batch_size)
+            if not self.rows.is_known:
+                return (num_ready - row) // self.global_batch_size
+            self._settle()
         if self._end is None:
             return 1 << 40
         return max(0, -(-(self._end - row) // self.global_batch_size))
@@ -226,11 +250,13 @@ class Loader:
 
 
 def count_rows(rows: Rows, epochs: float | None) -> int | None:
-    """How many rows there are to give; None: no end."""
+    """How many rows there are to give; None: no end, or none that is known yet."""
     if epochs is None:
         return rows.limit
-    epochs = positive(epochs, "epochs", MOST_ROWS // rows.num_rows)
-    asked = max(1, int(Fraction(str(epochs)) * rows.num_rows))
+    epochs = positive(epochs, "epochs", MOST_ROWS // (rows.num_rows if rows.is_known else 1))
+    if not rows.is_known:
+        return None
+    asked = max(1, rows.rows_of_epochs(Fraction(str(epochs))))
     return asked if rows.limit is None else min(asked, rows.limit)
 
 
@@ -269,6 +295,12 @@ class _Disk:
     def __init__(self) -> None:
         self._rows_left = FIRST_ROWS
         self._num_faults = self._count()
+        self._has_waited = False
+
+    @property
+    def was_waited_for(self) -> bool:
+        """Whether the rows of late came from the disk."""
+        return self._has_waited and self._rows_left > 0
 
     def is_slow(self, num_rows: int) -> bool:
         """Whether to read ahead while so many rows are filled."""
@@ -279,7 +311,7 @@ class _Disk:
         """See whether the disk was waited for while so many rows were filled; others in the process may have, too."""
         num_faults = self._count()
         if num_faults - self._num_faults > num_rows // 8:
-            self._rows_left = SLOW_ROWS
+            self._rows_left, self._has_waited = SLOW_ROWS, True
         self._num_faults = num_faults
 
     def _count(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.copying import IGNORED, TOKENS_AT_ONCE, RowBlock
+from tokenmill.dataset.copying import IGNORED, RowBlock
 from tokenmill.loaders.buffers import BufferPool
 
 __all__ = ["Batch", "Chunk"]
@@ -60,13 +60,9 @@ class Chunk:
         return weights
 
     def _spread(self, fill: Callable[[int, int, Array], None]) -> Array:
-        """What is known of segments, for every token; a few rows at a time, which stay in the CPU cache."""
+        """What is known of segments, for every token."""
         spread = _SPREADS.take(self.inputs.shape)
-        flat = spread.reshape(-1, self.seq_len)
-        step = max(1, TOKENS_AT_ONCE // self.seq_len)
-        for row in range(0, len(flat), step):
-            some = flat[row : row + step]
-            fill(self._start + row, self._start + row + len(some), some)
+        fill(self._start, self._stop, spread.reshape(-1))
         return spread
 
     def cu_seqlens(self, number: int) -> npt.NDArray[np.int32]:

@@ -8,7 +8,7 @@ and only when the last array of a lease is gone does the memory return to the po
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ import numpy.typing as npt
 __all__ = ["BufferPool"]
 
 MOST_FREE = 4
+HUGE_PAGE = 1 << 21
+LEAST_HUGE = 2 * HUGE_PAGE
+"""From this many bytes on, numpy asks for huge pages, into which writing is up to a third faster."""
 
 
 class BufferPool:
@@ -23,7 +26,7 @@ class BufferPool:
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
         self._dtype = np.dtype(dtype)
-        self._free: list[npt.NDArray[Any]] = []
+        self._free: list[_Block] = []
 
     def take(self, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """An array that nobody else has, with any contents."""
@@ -33,25 +36,39 @@ class BufferPool:
                 block = self._free.pop()
             except IndexError:
                 break
-            if block.size >= size:
+            if block.memory.size >= size:
                 return np.asarray(_Lease(self._free, block, shape))
-        return np.asarray(_Lease(self._free, self._allocate(size), shape))
+        memory = self._allocate(size)
+        return np.asarray(_Lease(self._free, _Block(memory, memory.ctypes.data, memory.dtype.str), shape))
 
     def _allocate(self, size: int) -> npt.NDArray[Any]:
-        return np.empty(size, self._dtype)
+        num_bytes = size * self._dtype.itemsize
+        if num_bytes < HUGE_PAGE // 2:
+            return np.empty(size, self._dtype)
+        raw = np.empty(max(num_bytes + HUGE_PAGE, LEAST_HUGE), np.uint8)
+        first = -raw.ctypes.data % HUGE_PAGE
+        return raw[first : first + num_bytes].view(self._dtype)
+
+
+class _Block(NamedTuple):
+    """Memory of the pool; its address and type are kept, because to ask numpy for them takes microseconds."""
+
+    memory: npt.NDArray[Any]
+    address: int
+    kind: str
 
 
 class _Lease:
     """Memory on loan: numpy keeps this object for as long as an array of it lives."""
 
-    def __init__(self, free: list[npt.NDArray[Any]], block: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
+    def __init__(self, free: list[_Block], block: _Block, shape: tuple[int, ...]) -> None:
         self._free = free
         self._block = block
         self.__array_interface__ = {
             "version": 3,
-            "typestr": block.dtype.str,
+            "typestr": block.kind,
             "shape": shape,
-            "data": (block.ctypes.data, False),
+            "data": (block.address, False),
         }
 
     def __del__(self) -> None:

@@ -8,6 +8,7 @@ processes. Behind `mp_prefetch` each of n workers makes every n-th batch: worker
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -106,7 +107,7 @@ class GrainLoader(grain.IterDataset):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iterator is that was made last; the start, if there is none."""
-        return self._start if self._latest is None else self._latest.state_dict()
+        return copy.deepcopy(self._start) if self._latest is None else self._latest.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let `iter` begin at a state, of any loader of these rows."""

@@ -12,13 +12,15 @@ from typing import Any
 __all__ = ["Prefetcher"]
 
 PATIENCE_SECONDS = 0.1
+LAST_SECONDS = 5.0
 
 
 class Prefetcher:
     """An iterator whose items are made in a thread, up to `count` of them in advance.
 
     The thread ends with the items, when this object is gone, and before the interpreter shuts down: one that
-    is stopped in the middle of a library's code takes the whole program down.
+    is stopped in the middle of a library's code takes the whole program down. So threads are waited for at the
+    end, also those whose object is gone: what they are at may not be over.
     """
 
     def __init__(self, items: Iterator[Any], count: int) -> None:
@@ -27,8 +29,8 @@ class Prefetcher:
         self._thread = threading.Thread(
             target=_work, args=(items, self._waiting, self._stopped), name="tokenmill-prefetch", daemon=True
         )
+        _running[self._thread] = self._stopped
         self._thread.start()
-        _running.add(self)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -41,12 +43,6 @@ class Prefetcher:
             return value
         self._stopped.set()
         raise value
-
-    def stop(self) -> None:
-        """Let the thread end after what it is at, and wait for that."""
-        self._stopped.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(5)
 
     def __del__(self) -> None:
         self._stopped.set()
@@ -70,10 +66,14 @@ def _work(items: Iterator[Any], waiting: queue.Queue[tuple[bool, Any]], stopped:
             return
 
 
-_running: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
+_running: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
 
 
 @atexit.register
 def _stop_all() -> None:
-    for prefetcher in list(_running):
-        prefetcher.stop()
+    """Let threads end after what they are at, and wait for that."""
+    threads = list(_running.items())
+    for _, stopped in threads:
+        stopped.set()
+    for thread, _ in threads:
+        thread.join(LAST_SECONDS)

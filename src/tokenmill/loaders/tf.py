@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import MissingDependencyError
+from tokenmill.errors import MissingDependencyError, UsageError
 from tokenmill.loaders.base import CHUNK_TOKENS, Loader, Stretch
 from tokenmill.loaders.batches import Batch, Chunk
 from tokenmill.loaders.parts import map_parts
@@ -76,10 +76,13 @@ class TfLoader(Loader):
         this is called, or keep the dataset's iterator in a `tf.train.Checkpoint`.
         """
         start = self._next_row if self._num_left(self._next_row) else 0
-        num_batches = self._num_left(start)
+        if not self._is_settled and self._epochs is not None:
+            raise UsageError("tf.data needs to know the number of batches; tokenize first, or leave epochs out")
+        num_batches = self._num_left(start) if self._is_settled else 1 << 40
         specs = map_parts(self._spec, self._parts(self._chunk(start, 1)))
         # Layouts may have parts of another length in every batch, which cannot be stacked.
-        at_once = max(1, CHUNK_TOKENS // (self.batch_size * self.rows.seq_len)) if self._is_plain else 1
+        can_join = self._is_plain and self._is_settled
+        at_once = max(1, CHUNK_TOKENS // (self.batch_size * self.rows.seq_len)) if can_join else 1
 
         def fill(number: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
             chunk = self._chunk(start + int(number) * at_once * self.global_batch_size, at_once)

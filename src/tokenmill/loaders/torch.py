@@ -58,6 +58,13 @@ class TorchLoader(Loader):
         if self._device is not None and self._device.type == "cuda":
             self._pool = _PinnedPool(settings.get("dtype", np.int64))
 
+    @property
+    def bottleneck(self) -> str:
+        """What steps wait for; of batches that come from processes, handing them over is most of the work."""
+        if self._num_workers and self.rows.bottleneck is None:
+            return f"{self._num_workers} worker processes; pass num_workers=0"
+        return super().bottleneck
+
     def _deliver(self, chunk: Chunk) -> list[Any]:
         if self._is_plain:
             inputs, targets = self._wrap(chunk.both).unbind(0)
@@ -96,7 +103,9 @@ class TorchLoader(Loader):
                 collate_fn=_as_it_is,
             )
         self._workers.dataset.start.fill_(row)
-        for batch in itertools.islice(self._workers, self._num_left(row)):
+        batches = iter(self._workers)
+        while self._num_left(row):
+            batch = next(batches)
             if self._is_plain:
                 both = np.stack([part.numpy()[None] for part in batch])
                 yield self._deliver(Chunk(both, self._block(row, 1), 0))

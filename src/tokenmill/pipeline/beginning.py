@@ -22,6 +22,7 @@ from tokenmill.pipeline.task import TaskRunner
 from tokenmill.readers import reader_for
 from tokenmill.readers.base import ReadOptions
 from tokenmill.readers.parquet import ParquetReader
+from tokenmill.remote.paths import input_path
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import ShardInfo
 from tokenmill.store.shard import dtype_for
@@ -64,7 +65,11 @@ class Beginning:
         span = _end_with_document(prepared.files[self.span.input], self.span, job.settings.reading)
         task = Task(input=input, number=number, spans=[span], bytes=HEAD_BYTES)
         shard = runner.run(task, "beginning").publish().shards.get(split)
-        return open_shards(folder, [shard], dtype_for(tokenizer.vocab_size), "beginning") if shard else None
+        if shard is None:
+            return None
+        documents = open_shards(folder, [shard], dtype_for(tokenizer.vocab_size), "beginning")
+        documents.vocab_size = tokenizer.vocab_size
+        return documents
 
 
 def find_beginning(plan: Plan, options: ReadOptions) -> Beginning | None:
@@ -74,7 +79,10 @@ def find_beginning(plan: Plan, options: ReadOptions) -> Beginning | None:
     if work is None or options.whole_files:
         return None
     span = work.spans[0] if isinstance(work, Task) else Span(work.input, 0, work.stop)
-    stop = span.start + _size(plan.inputs[span.input], options)
+    file = plan.inputs[span.input]
+    stop = span.start + _size(file, options)
+    if file.format != "parquet" and file.compression == "none":
+        stop = min(stop, file.bytes)
     name = work.name if isinstance(work, Task) else f"{work.name}-0000"
     return Beginning(name, Span(span.input, span.start, stop if span.stop is None else min(stop, span.stop)))
 
@@ -83,7 +91,7 @@ def _size(file: InputFile, options: ReadOptions) -> int:
     """About a megabyte of text, in what spans of the input are counted in: bytes, or rows."""
     if file.format != "parquet":
         return HEAD_BYTES
-    num_rows = ParquetReader(options).count_documents(Path(file.path))
+    num_rows = ParquetReader(options).count_documents(input_path(file.path))
     return max(1, min(HEAD_ROWS, HEAD_BYTES * num_rows // max(1, file.bytes)))
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tokenmill.errors import UsageError
+from tokenmill.executors.base import Cluster
 from tokenmill.machine import available_memory, usable_cores
 from tokenmill.pipeline.request import Request
 from tokenmill.progress import format_bytes
 
-__all__ = ["Budget", "Needs", "make_budget"]
+__all__ = ["Budget", "Needs", "make_budget", "make_cluster_budget"]
 
 FREE_SHARE = 0.6
 CACHE_MARGIN = 0.66
@@ -77,3 +78,22 @@ def make_budget(request: Request, tokenizer_bytes: int) -> Budget:
         )
     share = int((budget - needs.parent) / workers * CACHE_MARGIN)
     return Budget(workers, budget, share, needs.parent + needs.worker * workers + needs.gate <= budget)
+
+
+def make_cluster_budget(request: Request, tokenizer_bytes: int, cluster: Cluster) -> Budget:
+    """How many tasks run on a cluster at once, and how much memory each asks for: a share of the smallest machine's."""
+    least = Needs(tokenizer_bytes).total(1)
+    capacity = cluster.capacity(least)
+    memory = request.memory_bytes()
+    workers = max(1, capacity.num_calls) if request.workers == "auto" else request.workers
+    if memory is not None and request.workers == "auto":
+        workers = max(1, min(workers, memory // (cluster.memory_per_call or least)))
+    each = cluster.memory_per_call
+    if each is None:
+        each = memory // workers if memory is not None else max(least, int(capacity.memory_bytes * FREE_SHARE))
+    if each < least:
+        raise UsageError(
+            f"{format_bytes(each)} of memory are too little for a task with this tokenizer: it needs "
+            f"{format_bytes(least)}; raise --memory, or memory_per_task, or lower --workers"
+        )
+    return Budget(workers, each * workers, int(each * CACHE_MARGIN), gate_beside_tasks=False)

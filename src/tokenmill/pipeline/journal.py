@@ -1,32 +1,32 @@
 """The journal of an unfinished run: `OUT/.tasks/`.
 
-It holds what the run was asked to do (`plan.json`), one small file per finished task, and the
-rejects of that task. A task's entry is written after its shards are durable and named, so an
-entry proves the shards; a shard without an entry is removed and made again. The directory
-goes when the manifest is written.
+It holds what the run was asked to do (`plan.json`), what the parity gate found (`gate.json`), one small file per
+finished task, and the rejects of that task. A task's entry is written after its shards are durable and named, so an
+entry proves the shards; a shard without an entry is made again. The directory goes when the manifest is written.
+
+Ranks of one run share a journal. Every file in it gets its name in one step and depends on the run alone, so it does
+not matter who writes it, or that two do; what only one process may touch has that attempt's mark in its name.
 """
 
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TypeVar
 
 import msgspec
 
 from tokenmill.errors import StoreError
-from tokenmill.files import sync_directory, write_durably
-from tokenmill.pipeline.plan import InputFile
-from tokenmill.store.manifest import MANIFEST, ShardInfo
+from tokenmill.files import create_durably, sync_directory, write_durably
+from tokenmill.pipeline.mirroring import Mirror
+from tokenmill.pipeline.plan import InputFile, Plan
+from tokenmill.pipeline.sharing import WHOLE, Share
+from tokenmill.store.manifest import ParityInfo, ShardInfo, TokenizerInfo
 
-__all__ = ["Journal", "Lock", "SavedPlan", "StoredReject", "TaskRecord"]
-
-ORPHAN_SECONDS = 15.0
+__all__ = ["GateRecord", "Journal", "SavedPlan", "StoredReject", "TaskRecord"]
 
 
 class StoredReject(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,6 +47,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     input: int
     number: int
     inputs: list[int]
+    mtimes_ns: list[int]
+    """When these had last been modified."""
     shards: dict[str, ShardInfo]
     num_documents_in: int
     num_bytes: int
@@ -57,30 +59,84 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_rerouted: int
     num_parsed: int
 
+    def file_sizes(self) -> dict[str, int]:
+        """The files of its shards and their sizes."""
+        return {f"{s.name}{suffix}": file.bytes for s in self.shards.values() for suffix, file in s.files.items()}
+
+    def modified(self, inputs: Sequence[InputFile]) -> set[int]:
+        """Which of its inputs were touched since."""
+        return {
+            number for number, then in zip(self.inputs, self.mtimes_ns, strict=True) if inputs[number].mtime_ns != then
+        }
+
 
 class SavedPlan(msgspec.Struct, frozen=True):
     """What a run was asked to do, as far as it decides the bytes of the store."""
 
     settings: dict[str, Any]
-    inputs: list[InputFile]
+    plan: Plan
+
+    @property
+    def inputs(self) -> list[InputFile]:
+        """The inputs as they were when the run began."""
+        return self.plan.inputs
+
+
+class GateRecord(msgspec.Struct, frozen=True):
+    """What the manifest will say of tokenizer and engine; the same from every rank."""
+
+    tokenizer: TokenizerInfo
+    engine: str
+    version: str
+    parity: ParityInfo | None
+
+
+class _StreamEnd(msgspec.Struct, frozen=True):
+    """How many tasks a stream gave, and when its input had last been modified."""
+
+    num_tasks: int
+    mtime_ns: int
 
 
 class Journal:
-    """Reads and writes `OUT/.tasks/`."""
+    """Reads and writes `OUT/.tasks/`, for a run or for one rank of it; `attempt` is a word that nobody else has.
 
-    def __init__(self, folder: Path) -> None:
+    With a `mirror` the store is in a bucket: what counts of the journal is there, and a task's files go there first.
+    """
+
+    def __init__(self, folder: Path, share: Share = WHOLE, attempt: str = "", mirror: Mirror | None = None) -> None:
+        self.mirror = mirror
         self.store = folder
         self.folder = folder / ".tasks"
+        self.share = share
+        self.attempt = attempt
+
+    @property
+    def mark(self) -> str:
+        """What is in the names of files that only this attempt may touch."""
+        return "-".join(part for part in (self.share.name, self.attempt) if part)
 
     def exists(self) -> bool:
         """Whether there is an unfinished run here."""
         return (self.folder / "plan.json").is_file()
 
-    def begin(self, plan: SavedPlan) -> None:
-        """Write down what the run is to do, before any of it is done."""
+    def begin(self, plan: SavedPlan) -> bool:
+        """Write down what the run is to do, before any of it is done; False if another rank has just done so."""
         self.folder.mkdir(parents=True, exist_ok=True)
         sync_directory(self.store)
-        write_durably(self.folder / "plan.json", msgspec.json.encode(plan))
+        data = msgspec.json.encode(plan)
+        there = self.mirror.create(f"{self.folder.name}/plan.json", data) if self.mirror is not None else None
+        return create_durably(self.folder / "plan.json", there or data) and there is None
+
+    def amend(self, plan: SavedPlan) -> None:
+        """Write down that inputs were touched since the run began."""
+        self._write("plan.json", plan)
+
+    def _write(self, name: str, entry: msgspec.Struct) -> None:
+        data = msgspec.json.encode(entry)
+        if self.mirror is not None:
+            self.mirror.put(f"{self.folder.name}/{name}", data)
+        write_durably(self.folder / name, data)
 
     def saved_plan(self) -> SavedPlan:
         """What the run that began here was asked to do."""
@@ -91,33 +147,64 @@ class Journal:
                 f"{self.folder / 'plan.json'} is damaged ({error}); start again with --overwrite"
             ) from None
 
+    def keep_gate(self, record: GateRecord) -> None:
+        """Remember what the gate found, for whoever writes the manifest."""
+        self._write("gate.json", record)
+
+    def gate(self) -> GateRecord | None:
+        """What the gate found, if it was held."""
+        return _read(self.folder / "gate.json", GateRecord)
+
     def commit(self, record: TaskRecord) -> None:
         """Enter a task whose shards are durable."""
-        write_durably(self.folder / f"{record.name}.json", msgspec.json.encode(record))
+        data = msgspec.json.encode(record)
+        if self.mirror is not None:
+            self._commit_to(self.mirror, record, data)
+        write_durably(self.folder / f"{record.name}.json", data)
 
-    def records(self) -> Iterator[TaskRecord]:
-        """The finished tasks, in input order; an entry that cannot be read is no entry."""
-        for path in sorted(self.folder.glob("[0-9]*-[0-9]*.json"), key=_task_key):
-            try:
-                yield msgspec.json.decode(path.read_bytes(), type=TaskRecord)
-            except msgspec.MsgspecError:
-                path.unlink()
+    def _commit_to(self, mirror: Mirror, record: TaskRecord, data: bytes) -> None:
+        """Upload the files of a task whole, then create its entry; the files are not needed here any more."""
+        shards = record.file_sizes()
+        rejects = [f"{self.folder.name}/{self.rejects_path(record.name).name}"] if record.rejects else []
+        mirror.upload(self.store, [*shards, *rejects])
+        mirror.commit(
+            f"{self.folder.name}/{record.name}.json",
+            data,
+            lambda there: msgspec.json.decode(there, type=TaskRecord).shards == record.shards,
+        )
+        for name in shards:
+            (self.store / name).unlink()
+
+    def names(self) -> list[str]:
+        """The tasks that have an entry, in input order."""
+        names = (path.stem for path in self.folder.glob("[0-9]*-[0-9]*.json"))
+        return sorted(names, key=lambda name: [int(part) for part in name.split("-")])
+
+    def record(self, name: str) -> TaskRecord | None:
+        """The entry of a task; one that cannot be read is no entry."""
+        return _read(self.folder / f"{name}.json", TaskRecord)
+
+    def records(self, wanted: Callable[[str], bool] = lambda _: True) -> Iterator[TaskRecord]:
+        """The finished tasks, or some of them by name, in input order."""
+        for name in self.names():
+            record = self.record(name) if wanted(name) else None
+            if record is not None:
+                yield record
 
     def forget(self, record: TaskRecord) -> None:
         """Take back a task, so that it is done again."""
+        if self.mirror is not None:
+            self.mirror.delete([f"{self.folder.name}/{record.name}.json"])
         (self.folder / f"{record.name}.json").unlink(missing_ok=True)
         self.rejects_path(record.name).unlink(missing_ok=True)
 
-    def forget_streams(self, inputs: Iterable[int]) -> None:
-        """Take back that streams were read to their ends."""
-        for input in inputs:
-            (self.folder / f"stream-{input:05d}.json").unlink(missing_ok=True)
-
     def is_whole(self, record: TaskRecord) -> bool:
         """Whether the files of a task are still there, with their sizes."""
-        files = {f"{s.name}{suffix}": file.bytes for s in record.shards.values() for suffix, file in s.files.items()}
+        files = record.file_sizes().items()
+        if self.mirror is not None:
+            return all(self.mirror.has(name, size) for name, size in files)
         try:
-            return all((self.store / name).stat().st_size == size for name, size in files.items())
+            return all((self.store / name).stat().st_size == size for name, size in files)
         except OSError:
             return False
 
@@ -125,6 +212,8 @@ class Journal:
         """Forget everything, but stay: without a journal the directory would count as somebody else's."""
         for path in self.folder.glob("*.json*"):
             path.unlink()
+            if self.mirror is not None:
+                self.mirror.delete([f"{self.folder.name}/{path.name}"])
 
     def rejects_path(self, name: str) -> Path:
         """Where a task keeps its rejects until they are joined."""
@@ -132,30 +221,54 @@ class Journal:
 
     def slot(self, number: int) -> Path:
         """A file for decompressed text on its way from a feeder to a worker."""
-        folder = self.folder / "spool"
-        folder.mkdir(exist_ok=True)
-        return folder / f"slot-{number}"
+        return self._spool() / f"slot-{number}"
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Held by one worker at a time, for documents that do not fit a worker's share of memory."""
-        with (self.folder / "alone.lock").open("wb") as file:
+        with (self._spool() / "alone.lock").open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def end_stream(self, input: int, num_tasks: int) -> None:
-        """Note that a stream was read to its end, so that a resumed run need not read it again."""
-        write_durably(self.folder / f"stream-{input:05d}.json", msgspec.json.encode(num_tasks))
+    def _spool(self) -> Path:
+        folder = self.folder / "spool" / self.mark
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
-    def ended_streams(self) -> dict[int, int]:
-        """Inputs whose stream was read to its end, and how many tasks they gave."""
+    def end_stream(self, input: int, num_tasks: int, mtime_ns: int) -> None:
+        """Note that a stream was read to its end, so that a resumed run need not read it again."""
+        self._write(self._stream_path(input).name, _StreamEnd(num_tasks, mtime_ns))
+
+    def ended_stream(self, input: int) -> int | None:
+        """How many tasks a stream gave; None if it was not read to its end."""
+        end = _read(self._stream_path(input), _StreamEnd)
+        return end.num_tasks if end is not None else None
+
+    def ended_streams(self, inputs: Sequence[InputFile]) -> dict[int, int]:
+        """Inputs whose stream was read to its end and that nobody has touched since, and how many tasks they gave."""
         found = {}
         for path in self.folder.glob("stream-*.json"):
-            found[int(path.stem.removeprefix("stream-"))] = int(msgspec.json.decode(path.read_bytes()))
+            end, number = _read(path, _StreamEnd), int(path.stem.removeprefix("stream-"))
+            if end is not None and number < len(inputs) and inputs[number].mtime_ns == end.mtime_ns:
+                found[number] = end.num_tasks
         return found
 
+    def _stream_path(self, input: int) -> Path:
+        return self.folder / f"stream-{input:05d}.json"
+
     def sweep(self, done: dict[str, TaskRecord]) -> None:
-        """Remove what a killed run left: temporary files, spooled text, shards without an entry."""
+        """Remove what killed attempts left: temporary files, spooled text, shards without an entry.
+
+        A rank removes what its own attempts left under their marks, and nothing else: another rank may be at work, and
+        is about to enter what has no entry yet.
+        """
+        if self.share.is_whole:
+            self.sweep_all(done)
+        else:
+            self.sweep_own()
+
+    def sweep_all(self, done: dict[str, TaskRecord]) -> None:
+        """The same for everybody's attempts, when nobody is at work."""
         shutil.rmtree(self.folder / "spool", ignore_errors=True)
         for path in (*self.folder.glob("*.tmp"), *self.store.glob("*.tmp")):
             path.unlink(missing_ok=True)
@@ -168,6 +281,15 @@ class Journal:
                 if path.name.endswith(".tmp") or f"{split}/{path.name.split('.')[0]}" not in known:
                     path.unlink(missing_ok=True)
 
+    def sweep_own(self) -> None:
+        """Remove what attempts of this rank left under their marks."""
+        owner = self.share.name
+        for path in (self.folder / "spool").glob(f"{owner}-*"):
+            shutil.rmtree(path, ignore_errors=True)
+        for folder in (self.folder, self.store / "train", self.store / "val"):
+            for path in folder.glob(f"*.{owner}-*.tmp"):
+                path.unlink(missing_ok=True)
+
     def sweep_finished(self) -> None:
         """Remove what a run leaves that was killed after the manifest was written."""
         self.remove()
@@ -176,91 +298,17 @@ class Journal:
 
     def remove(self) -> None:
         """The run is finished: the manifest says everything that is still of use."""
+        if self.mirror is not None:
+            self.mirror.collect()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _is_same_file(file: BinaryIO, path: Path) -> bool:
+EntryT = TypeVar("EntryT", bound=msgspec.Struct)
+
+
+def _read(path: Path, kind: type[EntryT]) -> EntryT | None:
+    """An entry; None where there is none, or none that can be read."""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _lock_soon(file: BinaryIO) -> None:
-    """Take a lock, trying twice: `tokenmill status` looks at it for an instant."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        time.sleep(0.1)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _task_key(path: Path) -> tuple[int, int]:
-    input, number = path.stem.split("-")
-    return int(input), int(number)
-
-
-class Lock:
-    """One run per directory, held by the process tree and gone with it.
-
-    The parent holds `.lock`; every worker holds `.workers.lock` in shared mode, so that a
-    new run waits until orphans of a killed one have ended and cannot publish any more.
-    """
-
-    def __init__(self, store: Path) -> None:
-        self._store = store
-        self._files: list[BinaryIO] = []
-
-    def acquire(self) -> None:
-        """Take the directory, or say who has it."""
-        lock = self._open(".lock")
-        try:
-            _lock_soon(lock)
-            if not _is_same_file(lock, self._store / ".lock"):
-                # The run that had it has just ended and taken the file away.
-                lock.close()
-                self.acquire()
-                return
-        except OSError:
-            lock.seek(0)
-            holder = lock.read(32).decode("ascii", "replace").strip() or "unknown"
-            raise StoreError(
-                f"{self._store} is in use by another run (process {holder}); wait for it, or choose another directory"
-            ) from None
-        os.ftruncate(lock.fileno(), 0)
-        os.pwrite(lock.fileno(), str(os.getpid()).encode(), 0)
-        workers = self._open(".workers.lock")
-        deadline = time.monotonic() + ORPHAN_SECONDS
-        while True:
-            try:
-                fcntl.flock(workers, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise StoreError(
-                        f"{self._store} is still being written by workers of a killed run; end them first"
-                    ) from None
-                time.sleep(0.05)
-        fcntl.flock(workers, fcntl.LOCK_UN)
-
-    def join(self) -> None:
-        """Called in a worker: hold the directory until this process ends."""
-        fcntl.flock(self._open(".workers.lock"), fcntl.LOCK_SH)
-
-    def release(self) -> None:
-        """Let go, and take the lock files away."""
-        for name in (".workers.lock", ".lock"):
-            (self._store / name).unlink(missing_ok=True)
-        for file in self._files:
-            file.close()
-        self._files = []
-
-    def _open(self, name: str) -> BinaryIO:
-        file = (self._store / name).open("a+b", buffering=0)
-        self._files.append(file)
-        return file
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether a directory holds a finished store."""
-    return (folder / MANIFEST).is_file()
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import socket
 import threading
 import time
 from contextlib import suppress
@@ -18,14 +19,17 @@ from typing import Any
 import msgspec
 import psutil
 
+from tokenmill.errors import StoreError
 from tokenmill.files import write_durably
-from tokenmill.machine import tree_memory, usable_cores
+from tokenmill.machine import processor_name, tree_memory, usable_cores
 from tokenmill.pipeline.budget import Budget
-from tokenmill.pipeline.scheduler import Tally, WorkerTally
+from tokenmill.pipeline.journal import Journal
+from tokenmill.pipeline.sharing import WHOLE, Share
+from tokenmill.pipeline.tally import Tally, WorkerTally
 from tokenmill.progress import Display, Machine, Snapshot, WorkerMoment
-from tokenmill.store.manifest import encode_sealed
+from tokenmill.store.manifest import decode_sealed, encode_sealed
 
-__all__ = ["AttemptInfo", "Moment", "Observer", "RunInfo"]
+__all__ = ["AttemptInfo", "Moment", "Observer", "RunInfo", "read_attempts", "write_run_file"]
 
 WRITE_SECONDS = 1.0
 MOST_MOMENTS = 400
@@ -56,6 +60,15 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Why it ended early, in words; None where it did not, or was killed and could not say."""
     history: list[Moment] = []
     """At most a few hundred moments, evenly spread over the attempt."""
+    host: str = ""
+    rank: int = 0
+    world_size: int = 1
+    """One of one where the run was not shared."""
+
+    @property
+    def share(self) -> Share:
+        """Which part of the run it was at."""
+        return Share(self.rank, self.world_size)
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,13 +77,17 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     checksum: str = ""
     machine: dict[str, Any]
     attempts: list[AttemptInfo]
+    origins: list[str] = []
+    """What inputs were fetched from, down to the revision: `hf://datasets/owner/name@5f2c91...`."""
 
 
 class Observer:
     """Turns tallies into snapshots for people and programs."""
 
-    def __init__(self, store: Path, display: Display, budget: Budget) -> None:
+    def __init__(self, store: Path, display: Display, budget: Budget, share: Share = WHOLE) -> None:
         self._store = store
+        self._share = share
+        self._path = store / ".tasks" / (f"progress-{share.name}.json" if share.name else "progress.json")
         self._display = display
         self._budget = budget
         self._started = time.time()
@@ -101,12 +118,22 @@ class Observer:
         return self._peak
 
     def observe(self, tally: Tally) -> None:
-        """Take note of how far the run is; called several times a second, first when tasks begin."""
+        """Show how far the run is; called several times a second, first when tasks begin."""
+        moment = self._note(tally)
+        self._display.update(moment)
+        self._remember(moment)
+        if time.monotonic() - self._written > WRITE_SECONDS:
+            self._written = time.monotonic()
+            self._write_attempts(completed=None)
+
+    def _note(self, tally: Tally) -> Snapshot:
         if self._clock is None:
             # Tasks may have begun before anything was shown, while the parity gate was held.
             self._clock = tally.started if tally.started is not None else time.monotonic()
         self._tally = tally
         work = tally.work
+        memory = self._memory if tally.memory_bytes is None else tally.memory_bytes
+        self._peak = max(self._peak, memory)
         self._snapshot = Snapshot(
             seconds=time.monotonic() - self._clock,
             total_bytes=tally.total_bytes,
@@ -118,16 +145,12 @@ class Observer:
             num_rejects=work.num_rejects,
             num_workers=tally.num_workers,
             num_tasks_done=tally.num_tasks_done,
-            memory_bytes=self._memory,
+            memory_bytes=memory,
             memory_limit=self._budget.memory_bytes,
             bottleneck=work.bottleneck,
             machine=self._look_at_machine(tally),
         )
-        self._display.update(self._snapshot)
-        self._remember(self._snapshot)
-        if time.monotonic() - self._written > WRITE_SECONDS:
-            self._written = time.monotonic()
-            self._write_attempts(completed=None)
+        return self._snapshot
 
     def _look_at_machine(self, tally: Tally) -> Machine:
         slowest = tally.slowest
@@ -150,8 +173,13 @@ class Observer:
             del self._history[1::2]
             self._moment_seconds *= 2
 
-    def close(self, *, completed: bool, reason: str | None = None) -> None:
-        """The attempt has ended; `reason` is what the user is told when it ended early."""
+    def close(self, *, completed: bool, reason: str | None = None, tally: Tally | None = None) -> None:
+        """The attempt has ended; `reason` is what the user is told when it ended early.
+
+        `tally` is how far it was, for one that ended before there was anything to observe.
+        """
+        if self._snapshot is None and tally is not None:
+            self._note(tally)
         self._reason = reason
         self._stop.set()
         self._sampler.join()
@@ -159,30 +187,24 @@ class Observer:
         self._write_attempts(completed=completed)
 
     def write_run_file(self) -> None:
-        """Write run.json beside the manifest."""
-        info = RunInfo(
-            machine={
-                "system": platform.platform(),
-                "processor": _processor(),
-                "cores": usable_cores(),
-                "memory_bytes": int(psutil.virtual_memory().total),
-                "python": platform.python_version(),
-            },
-            attempts=[*self._attempts, *self._current(completed=True)],
-        )
-        write_durably(self._store / "run.json", encode_sealed(info))
+        """Write run.json beside the manifest, or add to what another rank has written there."""
+        own = [*self._attempts, *self._current(completed=True)]
+        known = {(attempt.share, attempt.started) for attempt in own}
+        others = [a for a in read_attempts(self._store) if (a.share, a.started) not in known]
+        write_run_file(self._store, [*others, *own])
 
     def _sample(self) -> None:
         """Look at memory, cores and disk, as often as that takes less than a hundredth of a core."""
         process = psutil.Process()
         while True:
-            started = time.perf_counter()
+            # Time of this thread, not of the clock: on busy cores, looking takes long and costs no more.
+            started = time.thread_time()
             with suppress(psutil.Error, OSError):
                 self._memory = tree_memory(process)
                 self._cores = [round(busy / 100, 2) for busy in psutil.cpu_percent(percpu=True)]
                 self._disk_free = shutil.disk_usage(self._store).free
             self._peak = max(self._peak, self._memory)
-            if self._stop.wait(max(0.5, 100 * (time.perf_counter() - started))):
+            if self._stop.wait(max(0.5, 100 * (time.thread_time() - started))):
                 return
 
     def _current(self, *, completed: bool | None) -> list[AttemptInfo]:
@@ -198,26 +220,74 @@ class Observer:
             last=self._snapshot,
             reason=self._reason,
             history=self._history,
+            host=socket.gethostname(),
+            rank=self._share.rank,
+            world_size=self._share.world_size,
         )
         return [attempt]
 
     def _write_attempts(self, *, completed: bool | None) -> None:
         """Best effort: a full disk must not hide the error that matters."""
-        path = self._store / ".tasks" / "progress.json"
         with suppress(OSError):
-            temporary = path.with_suffix(".json.tmp")
+            temporary = self._path.with_suffix(".json.tmp")
             temporary.write_bytes(msgspec.json.encode([*self._attempts, *self._current(completed=completed)]))
-            temporary.replace(path)
+            temporary.replace(self._path)
 
     def _earlier_attempts(self) -> list[AttemptInfo]:
-        try:
-            data = (self._store / ".tasks" / "progress.json").read_bytes()
-            earlier = msgspec.json.decode(data, type=list[AttemptInfo])
-        except (OSError, msgspec.MsgspecError):
-            return []
-        return [
-            attempt if attempt.completed else msgspec.structs.replace(attempt, completed=False) for attempt in earlier
-        ]
+        return [_ended(attempt) for attempt in _read_progress(self._path)]
+
+
+def read_attempts(store: Path) -> list[AttemptInfo]:
+    """All attempts at a run, by all ranks, in the order in which they began."""
+    ended = _read_run_file(store)
+    if ended is not None:
+        return ended.attempts
+    found = [attempt for path in (store / ".tasks").glob("progress*.json") for attempt in _read_progress(path)]
+    return sorted(found, key=lambda attempt: attempt.started)
+
+
+def write_run_file(store: Path, attempts: list[AttemptInfo]) -> None:
+    """Write run.json beside the manifest, or other attempts into it; `machine` is the one that ended the run."""
+    info = _read_run_file(store) or RunInfo(
+        machine={
+            "system": platform.platform(),
+            "processor": processor_name(),
+            "cores": usable_cores(),
+            "memory_bytes": int(psutil.virtual_memory().total),
+            "python": platform.python_version(),
+        },
+        attempts=[],
+        origins=_origins(store),
+    )
+    ended = sorted(map(_ended, attempts), key=lambda attempt: attempt.started)
+    write_durably(store / "run.json", encode_sealed(msgspec.structs.replace(info, attempts=ended)))
+
+
+def _read_run_file(store: Path) -> RunInfo | None:
+    """How a run went that has ended; None of one that goes on, whatever an earlier one has left."""
+    if not (store / ".tasks").is_dir():
+        with suppress(OSError, StoreError):
+            return decode_sealed((store / "run.json").read_bytes(), RunInfo, store / "run.json")
+    return None
+
+
+def _origins(store: Path) -> list[str]:
+    """What inputs were fetched from, as the plan of the run has it."""
+    with suppress(StoreError):
+        return sorted({file.origin for file in Journal(store).saved_plan().inputs if file.origin is not None})
+    return []
+
+
+def _read_progress(path: Path) -> list[AttemptInfo]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[AttemptInfo])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return []
+
+
+def _ended(attempt: AttemptInfo) -> AttemptInfo:
+    """An attempt of which nothing will be heard any more."""
+    return attempt if attempt.completed else msgspec.structs.replace(attempt, completed=False)
 
 
 def _describe_worker(name: str, worker: WorkerTally) -> WorkerMoment:
@@ -230,11 +300,3 @@ def _describe_worker(name: str, worker: WorkerTally) -> WorkerMoment:
         task_seconds=round(now, 2),
         bytes_per_second=round(worker.num_bytes / max(worker.seconds + now, 1e-3)),
     )
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

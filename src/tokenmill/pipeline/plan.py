@@ -30,6 +30,7 @@ from tokenmill.pipeline.settings import Settings
 from tokenmill.readers import detect_format, format_by_name, reader_for
 from tokenmill.readers.base import ReadOptions
 from tokenmill.readers.parquet import ParquetReader
+from tokenmill.remote.paths import input_path, is_remote
 
 __all__ = [
     "InputFile",
@@ -62,6 +63,8 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True):
     mtime_ns: int
     format: str
     compression: str
+    origin: str | None = None
+    """What it was fetched from, down to the revision."""
 
     @property
     def text_bytes(self) -> int:
@@ -71,7 +74,7 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_sampled(self) -> bool:
         """Whether the fingerprint is of a part of the content only."""
-        return self.bytes > WHOLE_FINGERPRINT_BYTES
+        return self.bytes > WHOLE_FINGERPRINT_BYTES and not is_remote(self.path)
 
     @property
     def shown(self) -> str:
@@ -146,13 +149,13 @@ def default_task_bytes(inputs: Iterable[InputFile]) -> int:
 
 def inspect_inputs(inputs: Sequence[Input], format: str, options: ReadOptions) -> list[InputFile]:
     """Look at each input: size, content fingerprint, compression and format."""
-    paths = [Path(item.path) for item in inputs]
     names = name_inputs(inputs)
     with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(lambda pair: _inspect(pair[0], pair[1], format, options), zip(paths, names, strict=True)))
+        return list(pool.map(lambda pair: _inspect(pair[0], pair[1], format, options), zip(inputs, names, strict=True)))
 
 
-def _inspect(path: Path, name: str, format: str, options: ReadOptions) -> InputFile:
+def _inspect(item: Input, name: str, format: str, options: ReadOptions) -> InputFile:
+    path = input_path(item.path)
     try:
         status = path.stat()
         with path.open("rb") as file:
@@ -169,6 +172,7 @@ def _inspect(path: Path, name: str, format: str, options: ReadOptions) -> InputF
             mtime_ns=status.st_mtime_ns,
             format=format,
             compression=compression,
+            origin=item.origin,
         )
     except OSError as error:
         raise DataError(str(path), f"cannot be read: {error.strerror}") from None
@@ -176,7 +180,7 @@ def _inspect(path: Path, name: str, format: str, options: ReadOptions) -> InputF
 
 def explain_formats(files: Iterable[InputFile]) -> str | None:
     """What to tell of inputs that are called text and hold JSON lines."""
-    renamed = [file for file in files if file.format == "jsonl" and format_by_name(Path(file.path)) == "text"]
+    renamed = [file for file in files if file.format == "jsonl" and format_by_name(input_path(file.path)) == "text"]
     if not renamed:
         return None
     names = renamed[0].shown + (f" and {len(renamed) - 1:,} more" if len(renamed) > 1 else "")
@@ -192,10 +196,11 @@ def check_unchanged(files: Iterable[InputFile]) -> list[InputFile]:
     doubtful = []
     for file in files:
         try:
-            status = Path(file.path).stat()
-            if (status.st_size, status.st_mtime_ns) == (file.bytes, file.mtime_ns):
+            path = input_path(file.path)
+            status = path.stat()
+            if isinstance(path, Path) and (status.st_size, status.st_mtime_ns) == (file.bytes, file.mtime_ns):
                 continue
-            if status.st_size == file.bytes and fingerprint(Path(file.path)) == file.fingerprint:
+            if status.st_size == file.bytes and fingerprint(path) == file.fingerprint:
                 if file.is_sampled:
                     doubtful.append(file)
                 continue
@@ -227,7 +232,7 @@ def row_spans(number: int, file: InputFile, options: ReadOptions, task_bytes: in
     if file.text_bytes <= task_bytes or options.whole_files:
         return [Span(number)]
     try:
-        ranges = ParquetReader(options).plan(Path(file.path), task_bytes)
+        ranges = ParquetReader(options).plan(input_path(file.path), task_bytes)
     except DataError:
         # Whoever reads it says what is wrong, and knows whether that ends the run.
         return [Span(number)]
@@ -295,7 +300,7 @@ def _count_documents(file: InputFile, options: ReadOptions, most: int) -> tuple[
     reader = reader_for(file.format, options)
     if isinstance(reader, ParquetReader):
         # Every row is a document or a reject, also where damage hides many of them.
-        num_rows = reader.count_documents(Path(file.path))
+        num_rows = reader.count_documents(input_path(file.path))
         return (num_rows, None) if num_rows <= most else (most, most)
     count = 0
     for batch in read_span(file, Span(0), options):

@@ -16,6 +16,7 @@ from tokenmill.pipeline.plan import InputFile, Span, Task
 from tokenmill.readers import reader_for
 from tokenmill.readers.base import ReadOptions
 from tokenmill.readers.parquet import ParquetReader
+from tokenmill.remote.paths import InputPath, input_path
 
 __all__ = ["Render", "TextStream", "describe_place", "read_span", "read_spool"]
 
@@ -34,7 +35,7 @@ def read_span(file: InputFile, span: Span, options: ReadOptions, render: Render 
 
 
 def _read_span(file: InputFile, span: Span, options: ReadOptions) -> Iterator[TextBatch]:
-    path = Path(file.path)
+    path = input_path(file.path)
     reader = reader_for(file.format, options)
     if isinstance(reader, ParquetReader):
         unreadable = _explain_unreadable(path, span, options)
@@ -49,7 +50,7 @@ def _read_span(file: InputFile, span: Span, options: ReadOptions) -> Iterator[Te
         yield from reader.read_stream(TextStream(file, options, stop=span.stop))
 
 
-def _explain_unreadable(path: Path, span: Span, options: ReadOptions) -> Reject | None:
+def _explain_unreadable(path: InputPath, span: Span, options: ReadOptions) -> Reject | None:
     """Why no row of a Parquet span can be a document: there is no footer, or no column of texts."""
     reader = ParquetReader(msgspec.structs.replace(options, keep_keys=()))
     num_rows = 0
@@ -77,7 +78,7 @@ class TextStream:
     def __init__(self, file: InputFile, options: ReadOptions, *, stop: int | None = None) -> None:
         reader = reader_for(file.format, options)
         assert not isinstance(reader, ParquetReader)
-        self._input = open_stream(Path(file.path), file.compression)
+        self._input = open_stream(input_path(file.path), file.compression)
         self._documents = reader.adapt(self._input)
         self._left = stop
         self.seconds = 0.0
@@ -112,11 +113,11 @@ def describe_place(file: InputFile, task: Task, reject: Reject) -> str | None:
     span = task.spans[0]
     number = task.first_line + reject.line
     if task.spool is None and len(task.spans) == 1 and span.start > 0:
-        number = _count_line_ends(Path(file.path), reject.position)
+        number = _count_line_ends(input_path(file.path), reject.position)
     return f"{'element' if file.format == 'json' else 'line'} {number + 1}"
 
 
-def _count_line_ends(path: Path, stop: int) -> int:
+def _count_line_ends(path: InputPath, stop: int) -> int:
     count = 0
     with path.open("rb", buffering=0) as file:
         while stop > 0 and (data := file.read(min(stop, 1 << 22))):

@@ -6,7 +6,8 @@ checked and explained in one place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -15,9 +16,12 @@ from msgspec import Meta
 
 from tokenmill.engines import SpecialTokens, Tokenizer
 from tokenmill.errors import UsageError
+from tokenmill.inputs import DEFAULT_TEXT_KEY, Input, text_key_of
 from tokenmill.machine import parse_bytes
 from tokenmill.pipeline.plan import InputFile, default_task_bytes
 from tokenmill.pipeline.settings import OnError, Settings, TokenPolicy
+from tokenmill.pipeline.sharing import Share, find_share
+from tokenmill.progress import Display
 from tokenmill.readers.base import ReadOptions
 from tokenmill.supervision.rendering import has_specials, split_template
 from tokenmill.supervision.settings import DEFAULT_TEMPLATE, Supervision
@@ -31,7 +35,8 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     inputs: list[str]
     out: str
     tokenizer: str
-    text_key: str = "text"
+    text_key: str | None = None
+    """None: what the inputs themselves say, else `text`."""
     keep_keys: list[str] = []
     format: Literal["auto", "jsonl", "json", "parquet", "text"] = "auto"
     separator: str | None = None
@@ -59,6 +64,10 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     on_error: OnError = "fail"
     max_errors: Annotated[int, Meta(ge=0)] | None = None
     overwrite: bool = False
+    scratch: str | None = None
+    executor: Literal["local", "ray"] = "local"
+    rank: Annotated[int, Meta(ge=0)] | Literal["slurm", "kubernetes"] | None = None
+    world_size: Annotated[int, Meta(ge=1)] | None = None
     affinity: bool = False
     numa: bool = False
     profile: str | None = None
@@ -79,20 +88,35 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
                 f"--max-errors {request.max_errors} counts what is skipped, and --on-error fail stops at the first bad "
                 "record; add --on-error skip"
             )
+        if request.rank is not None and request.overwrite:
+            raise UsageError(
+                f"--overwrite would have every rank remove what the others make; remove the store first (rm -r "
+                f"{request.out}), then start all ranks without it"
+            )
         return request
+
+    def share(self) -> Share:
+        """Which part of the run this process does; all of it, unless a rank was asked for."""
+        return find_share(self.rank, self.world_size, os.environ)
 
     def reading(self) -> ReadOptions:
         """How documents are found in the inputs."""
         if self.separator is not None and self.whole_files:
             raise UsageError("--separator and --whole-files exclude each other: pass one of them")
         return ReadOptions(
-            text_key=self.text_key,
+            text_key=self.text_key or DEFAULT_TEXT_KEY,
             keep_keys=tuple(self.keep_keys),
             record_keys=self._supervised_keys(),
             separator=self.separator,
             whole_files=self.whole_files,
             max_document_bytes=_size(self.max_document_bytes, "--max-document-bytes"),
         )
+
+    def on(self, inputs: Sequence[Input], display: Display | None = None) -> Request:
+        """The request with the field that holds the text, which inputs may name where the user does not."""
+        if self._supervised_keys():
+            return self
+        return msgspec.structs.replace(self, text_key=text_key_of(inputs, self.text_key, display))
 
     def policy(self, tokenizer: Tokenizer) -> TokenPolicy:
         """Which ids go around documents: what the user says, else what the tokenizer's files say."""
@@ -222,7 +246,7 @@ def _explain(message: str, flags: Mapping[str, Any]) -> str:
     if text.startswith("Invalid enum value"):
         literals = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]
         choices = ", ".join(choice for part in literals for choice in get_args(part))
-        text += f"; expected {choices}, or a number" if choices == "auto" else f"; expected one of {choices}"
+        text += f"; expected {choices}, or a number" if int in get_args(kind) else f"; expected one of {choices}"
     elif name in flags:
         return f"{_flag(name)} {flags[name]}: {text[:1].lower()}{text[1:]}"
     return f"{_flag(name)}: {text}" if where else text

@@ -16,46 +16,71 @@ from typing import Any
 from tokenmill.engines import Tokenizer
 from tokenmill.errors import StoreError
 from tokenmill.pipeline.journal import Journal, SavedPlan, TaskRecord
-from tokenmill.pipeline.plan import InputFile
+from tokenmill.pipeline.plan import InputFile, Plan, make_plan
 from tokenmill.pipeline.settings import Settings
+from tokenmill.pipeline.sharing import membership
 from tokenmill.store.manifest import MANIFEST, Manifest, read_manifest
 
-__all__ = ["Standing", "begin_or_resume", "find_finished"]
+__all__ = ["Standing", "begin_or_resume", "find_finished", "is_same"]
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What earlier attempts left."""
+    """What there is to do, and what earlier attempts left."""
 
     manifest: Manifest | None = None
     """The store is finished, and by the same request."""
+    plan: Plan = field(default_factory=lambda: Plan([], [], []))
+    """The whole run."""
+    part: Plan = field(default_factory=lambda: Plan([], [], []))
+    """What of it this process does."""
     done: dict[str, TaskRecord] = field(default_factory=dict)
+    """Of that part."""
     ended_streams: dict[int, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def has_work(self) -> bool:
+        """Whether anything of this process's part is left to do."""
+        names = [task.name for task in self.part.tasks]
+        for stream in self.part.streams:
+            if stream.input not in self.ended_streams:
+                return True
+            names += [f"{stream.name}-{number:04d}" for number in range(self.ended_streams[stream.input])]
+        return any(name not in self.done for name in names)
+
 
 def begin_or_resume(
-    store: Path, settings: Settings, files: list[InputFile], tokenizer: Tokenizer, *, overwrite: bool
+    journal: Journal,
+    settings: Settings,
+    files: list[InputFile],
+    tokenizer: Tokenizer,
+    *,
+    plan: Plan | None = None,
+    overwrite: bool = False,
 ) -> Standing:
-    """Decide what is left to do in a directory, and prepare it."""
-    journal = Journal(store)
+    """Decide what is left to do in a directory, and prepare it; `plan` is made here, unless it was made before."""
+    store = journal.store
     if overwrite:
         _erase(store)
+    if journal.mirror is not None:
+        if overwrite:
+            journal.mirror.erase()
+        journal.mirror.pull(store)
+    saved = None
     manifest = find_finished(store, settings, files)
+    if manifest is None and not journal.exists():
+        saved = _begin(journal, settings, plan or make_plan(files, settings))
+        # Without locks, it may have been finished between the two looks.
+        manifest = find_finished(store, settings, files)
     if manifest is not None:
         journal.sweep_finished()
         return Standing(manifest)
-    if not journal.exists():
-        journal.clear()
-        journal.begin(SavedPlan(settings.flags(), files))
-        tokenizer.save(store / "tokenizer")
-        journal.sweep({})
-        return Standing()
-    saved = journal.saved_plan()
+    saved = saved or journal.saved_plan()
     described = [(file.name, file.bytes, file.fingerprint) for file in saved.inputs]
     _refuse_differences(store, saved.settings, settings.flags(), described, files, "another tokenizer")
     tokenizer.save(store / "tokenizer")
-    return _resume(journal, saved, settings, files)
+    return _resume(journal, saved, settings, files, plan)
 
 
 def find_finished(store: Path, settings: Settings, files: list[InputFile]) -> Manifest | None:
@@ -68,14 +93,46 @@ def find_finished(store: Path, settings: Settings, files: list[InputFile]) -> Ma
     return manifest
 
 
-def _resume(journal: Journal, saved: SavedPlan, settings: Settings, files: list[InputFile]) -> Standing:
+def is_same(saved: SavedPlan, settings: Settings, files: list[InputFile]) -> bool:
+    """Whether a run that was begun is one of these settings and inputs."""
+    described = [(file.name, file.bytes, file.fingerprint) for file in saved.inputs]
+    return saved.settings == settings.flags() and described == [(f.name, f.bytes, f.fingerprint) for f in files]
+
+
+def _begin(journal: Journal, settings: Settings, plan: Plan) -> SavedPlan | None:
+    """Write the plan down; None if another rank was faster."""
+    if journal.share.is_whole:
+        journal.clear()
+    elif journal.names() and not journal.exists():
+        raise StoreError(
+            f"{journal.store} holds what is left of a store that was being overwritten; remove it (rm -r "
+            f"{journal.store}), then start all ranks again"
+        )
+    saved = _saved(settings, plan)
+    return saved if journal.begin(saved) else None
+
+
+def _saved(settings: Settings, plan: Plan) -> SavedPlan:
+    return SavedPlan(settings.flags(), Plan(plan.inputs, plan.tasks, plan.streams))
+
+
+def _resume(
+    journal: Journal, saved: SavedPlan, settings: Settings, files: list[InputFile], plan: Plan | None
+) -> Standing:
     """Keep finished tasks, except those of inputs that were touched since: those are done again."""
-    touched = {i for i, (old, new) in enumerate(zip(saved.inputs, files, strict=True)) if old.mtime_ns != new.mtime_ns}
+    if any(old.mtime_ns != new.mtime_ns for old, new in zip(saved.inputs, files, strict=True)):
+        plan = plan or make_plan(files, settings)
+        journal.amend(_saved(settings, plan))
+    # Cut once: what a run that continues would cut may depend on its version.
+    plan = plan or Plan(files, saved.plan.tasks, saved.plan.streams)
+    part = journal.share.of(plan)
     notes = []
     done = {}
+    touched: set[int] = set()
     redone = 0
-    for record in journal.records():
-        if touched.intersection(record.inputs):
+    for record in journal.records(membership(part)):
+        if modified := record.modified(files):
+            touched |= modified
             journal.forget(record)
             redone += 1
         elif not journal.is_whole(record):
@@ -84,15 +141,12 @@ def _resume(journal: Journal, saved: SavedPlan, settings: Settings, files: list[
         else:
             done[record.name] = record
     if redone:
-        names = ", ".join(files[i].name for i in sorted(touched)[:3])
+        names = ", ".join(files[number].name for number in sorted(touched)[:3])
         notes.append(f"{names}: modified since the run began; its {redone} finished tasks are done again")
-    if touched:
-        journal.forget_streams(touched)
-        journal.begin(SavedPlan(settings.flags(), files))
     if done:
         notes.append(f"continuing: {len(done):,} tasks are already done")
     journal.sweep(done)
-    return Standing(None, done, journal.ended_streams(), tuple(notes))
+    return Standing(None, plan, part, done, journal.ended_streams(files), tuple(notes))
 
 
 def _refuse_differences(

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tokenmill.errors import DataError
 from tokenmill.pipeline.plan import InputFile, Span
 from tokenmill.pipeline.reading import Render, read_span
 from tokenmill.readers.base import ReadOptions
 from tokenmill.readers.parquet import ParquetReader
+from tokenmill.remote.paths import input_path
 
 __all__ = ["Document", "Sample", "take_sample"]
 
@@ -181,7 +181,7 @@ def _places_in(number: int, file: InputFile, options: ReadOptions, most: int) ->
 def _row_groups(file: InputFile, options: ReadOptions) -> list[int]:
     """Where the row groups of a Parquet file begin and end; nothing where it cannot be read."""
     try:
-        return [0, *(stop for _, stop in ParquetReader(options).plan(Path(file.path), 1))]
+        return [0, *(stop for _, stop in ParquetReader(options).plan(input_path(file.path), 1))]
     except DataError:
         return []
 

@@ -42,56 +42,14 @@ from tokenmill.pipeline.messages import (
     encode,
 )
 from tokenmill.pipeline.plan import Plan, Stream, Task
-from tokenmill.pipeline.stages import Stages
+from tokenmill.pipeline.tally import Tally
 from tokenmill.pipeline.task import Job
 
-__all__ = ["Scheduler", "Tally", "TaskTime", "WorkerTally"]
+__all__ = ["Scheduler"]
 
 WAIT_SECONDS = 0.2
 WORKER = "tokenmill.pipeline.worker"
 SERVE = f"{WORKER}:serve"
-
-
-class WorkerTally(msgspec.Struct):
-    """What one worker is at, and what it has done so far."""
-
-    pid: int
-    task: str
-    input: str
-    task_started: float
-    seconds: float = 0.0
-    """That it has worked, without the task it is at."""
-    num_bytes: int = 0
-
-
-class TaskTime(msgspec.Struct, frozen=True):
-    """How long a task took."""
-
-    task: str
-    input: str
-    seconds: float
-
-
-class Tally(msgspec.Struct):
-    """How far a run has come; what progress bars and `status` show."""
-
-    total_bytes: int
-    """Size of the inputs on disk."""
-    started: float | None = None
-    """When the first task was begun, on the monotonic clock."""
-    done_bytes: int = 0
-    resumed_bytes: int = 0
-    """Of these, what earlier attempts had finished."""
-    work: Stages = msgspec.field(default_factory=Stages)
-    num_workers: int = 0
-    num_feeders: int = 0
-    num_tasks_done: int = 0
-    num_recycled: int = 0
-    num_retried: int = 0
-    workers: dict[str, WorkerTally] = msgspec.field(default_factory=dict)
-    """By name; those that have a task."""
-    slowest: TaskTime | None = None
-    """Of the tasks that are done."""
 
 
 class Scheduler:
@@ -123,11 +81,9 @@ class Scheduler:
         self._gate_passed = gate_passed
         self._gate_beside_tasks = gate_beside_tasks
         self._held: dict[Worker, Task] = {}
-        self._max_errors = max_errors
         self._observe = observe
         self._say = say
-        streamed = sum(plan.inputs[stream.input].bytes for stream in plan.streams)
-        self.tally = Tally(sum(task.bytes for task in plan.tasks) + streamed)
+        self.tally = Tally.of(plan, max_errors)
         self._pending: list[tuple[tuple[int, ...], str, Task]] = []
         self._spooled: deque[Task] = deque()
         self._streams: deque[Stream] = deque()
@@ -139,9 +95,7 @@ class Scheduler:
         self._free_slots = [str(journal.slot(i)) for i in range(num_workers + 2)]
         self._attempts: dict[str, int] = {}
         self._done: dict[str, TaskRecord] = {}
-        self._finished_streams: dict[int, int] = {}
         self._partial: dict[Worker, int] = {}
-        self._num_rejects = 0
         self._num_launched = self._num_workers_launched = 0
 
     def run(self, done: dict[str, TaskRecord], ended_streams: dict[int, int]) -> None:
@@ -178,27 +132,10 @@ class Scheduler:
 
     def _take_stock(self, done: dict[str, TaskRecord], ended_streams: dict[int, int]) -> None:
         self._done = dict(done)
-        for task in self._plan.tasks:
-            if task.name in done:
-                self._count_resumed(task.bytes)
-            else:
-                self._put(task)
-        for stream in sorted(self._plan.streams, key=self._plan.place):
-            expected = ended_streams.get(stream.input)
-            if expected is not None and self._num_done(stream.input) >= expected:
-                self._finished_streams[stream.input] = expected
-                self._count_resumed(self._plan.inputs[stream.input].bytes)
-            else:
-                self._streams.append(stream)
-        self._count_rejects(sum(sum(record.rejects.values()) for record in done.values()))
-        self.tally.num_tasks_done = len(done)
-
-    def _num_done(self, input: int) -> int:
-        return sum(1 for record in self._done.values() if record.input == input)
-
-    def _count_resumed(self, size: int) -> None:
-        self.tally.done_bytes += size
-        self.tally.resumed_bytes += size
+        tasks, streams = self.tally.resume(self._plan, done, ended_streams)
+        for task in tasks:
+            self._put(task)
+        self._streams.extend(streams)
 
     def _unfinished(self) -> bool:
         waiting = self._gate or self._pending or self._spooled or self._streams
@@ -230,10 +167,9 @@ class Scheduler:
 
     def _assign(self, worker: Worker) -> None:
         task = self._next_task()
-        self.tally.started = self.tally.started or time.monotonic()
         self._running[worker] = task
         self._partial[worker] = 0
-        self._note_begin(worker, task)
+        self.tally.begin(worker.name, worker.pid, task.name, self._plan.inputs[task.input].name)
         worker.send(encode(RunTask(task, hold=self._gate is not None)))
 
     def _next_task(self) -> Task:
@@ -242,22 +178,6 @@ class Scheduler:
             first = self._pending[0][0] < self._plan.place(self._spooled[0])
             return heapq.heappop(self._pending)[2] if first else self._spooled.popleft()
         return self._spooled.popleft() if self._spooled else heapq.heappop(self._pending)[2]
-
-    def _note_begin(self, worker: Worker, task: Task) -> None:
-        name = self._plan.inputs[task.input].name
-        known = self.tally.workers.get(worker.name)
-        if known is None:
-            self.tally.workers[worker.name] = WorkerTally(worker.pid, task.name, name, time.monotonic())
-        else:
-            known.task, known.input, known.task_started = task.name, name, time.monotonic()
-
-    def _note_end(self, worker: Worker, task: Task) -> None:
-        known = self.tally.workers[worker.name]
-        taken = TaskTime(task.name, known.input, time.monotonic() - known.task_started)
-        known.seconds += taken.seconds
-        known.task = ""
-        if self.tally.slowest is None or taken.seconds > self.tally.slowest.seconds:
-            self.tally.slowest = taken
 
     def _feed(self, worker: Worker, stream: Stream) -> None:
         self._feeding[worker] = stream
@@ -286,8 +206,8 @@ class Scheduler:
             self._held_slot.pop(worker)
             self._spooled.append(message.task)
         elif isinstance(message, StreamEnded):
-            self._journal.end_stream(message.stream.input, message.num_tasks)
-            self._finished_streams[message.stream.input] = message.num_tasks
+            file = self._plan.inputs[message.stream.input]
+            self._journal.end_stream(message.stream.input, message.num_tasks, file.mtime_ns)
             del self._feeding[worker]
             self._next_stream(worker)
         elif isinstance(message, Failed):
@@ -304,7 +224,7 @@ class Scheduler:
         """Progress is counted in input bytes on disk; a task never counts for more than its size."""
         self.tally.work.add(message.stages)
         self.tally.num_recycled += message.num_recycled
-        self._count_rejects(message.stages.num_rejects)
+        self.tally.count_rejects(message.stages.num_rejects)
         task = self._running.get(worker)
         if task is None:
             return
@@ -316,15 +236,6 @@ class Scheduler:
         credit = min(size, task.bytes - self._partial[worker])
         self._partial[worker] += credit
         self.tally.done_bytes += credit
-
-    def _count_rejects(self, count: int) -> None:
-        """Stop when there are more than the user allows, those of earlier attempts included."""
-        self._num_rejects += count
-        if self._max_errors is not None and self._num_rejects > self._max_errors:
-            raise TokenmillError(
-                f"{self._num_rejects} records could not be tokenized, more than --max-errors {self._max_errors}; "
-                "see the reasons with --on-error fail, or raise the limit and run the same command again"
-            )
 
     def _hold(self, worker: Worker) -> None:
         """The task is done but for its name; it keeps its slot, in case the worker dies."""
@@ -340,7 +251,7 @@ class Scheduler:
 
     def _end_task(self, worker: Worker) -> Task:
         task = self._running.pop(worker)
-        self._note_end(worker, task)
+        self.tally.end(worker.name)
         self.tally.done_bytes += task.bytes - self._partial.pop(worker)
         return task
 

@@ -27,6 +27,10 @@ class Stages(msgspec.Struct):
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
+    def since(self, earlier: Stages) -> Stages:
+        """What has come on top of an earlier count."""
+        return Stages(*(getattr(self, name) - getattr(earlier, name) for name in self.__struct_fields__))
+
     @property
     def bottleneck(self) -> str:
         """The stage that took the most time."""

@@ -27,9 +27,11 @@ from tokenmill.engines.base import Engine
 from tokenmill.errors import DataError
 from tokenmill.files import sync_directory
 from tokenmill.pipeline.journal import Journal, StoredReject, TaskRecord
+from tokenmill.pipeline.mirroring import Mirror
 from tokenmill.pipeline.plan import InputFile, Span, Task, check_unchanged
 from tokenmill.pipeline.reading import describe_place, read_span, read_spool
 from tokenmill.pipeline.settings import OnError, Settings, TokenPolicy
+from tokenmill.pipeline.sharing import WHOLE, Share
 from tokenmill.pipeline.stages import Stages
 from tokenmill.store.shard import DTYPES, ShardWriter, dtype_for
 from tokenmill.supervision.masking import Weights, assemble, weigh_tokens
@@ -57,6 +59,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """How much memory one worker may take."""
     profile: str | None = None
     """A file for the profile of the worker that gets this job."""
+    mirror: str | None = None
+    """The URL of the store, where it is in a bucket and `store` is a scratch directory."""
+    share: Share = WHOLE
+    attempt: str = ""
+    """A word that no other attempt has, for the names of temporary files."""
 
 
 class TaskRunner:
@@ -76,7 +83,8 @@ class TaskRunner:
         self._engine = engine
         self._report = report
         self._relieve = relieve
-        self._journal = Journal(Path(job.store))
+        mirror = Mirror(job.mirror) if job.mirror is not None else None
+        self._journal = Journal(Path(job.store), job.share, job.attempt, mirror)
         self._dtype = dtype_for(job.vocab_size)
         supervised = job.settings.supervision is not None
         # A template writes special tokens; what records have of them was looked at when they were rendered.
@@ -88,7 +96,7 @@ class TaskRunner:
 
     def run(self, task: Task, run: str) -> TaskOutput:
         """Tokenize one task; it is durable but has no name yet. `run` makes temporary names unique to this attempt."""
-        output = TaskOutput(self._job, self._journal, task, self._dtype, run)
+        output = TaskOutput(self._job, self._journal, task, self._dtype, f"{self._journal.mark}.{run}".lstrip("."))
         rerouted = self._engine.num_rerouted
         try:
             for span in task.spans:
@@ -322,6 +330,7 @@ class TaskOutput:
             input=self._task.input,
             number=self._task.number,
             inputs=[span.input for span in self._task.spans],
+            mtimes_ns=[self._job.inputs[span.input].mtime_ns for span in self._task.spans],
             shards=shards,
             num_documents_in=self._num_documents + sum(self._rejects.values()),
             num_bytes=self._num_bytes,

@@ -9,13 +9,13 @@ an input that cannot be read at all is a `DataError`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from tokenmill.batch import TextBatch
 from tokenmill.compression import Stream
+from tokenmill.remote.paths import InputPath
 
 __all__ = ["DelimitedReader", "ReadOptions", "Reader", "Stream"]
 
@@ -40,10 +40,10 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Reader(Protocol):
     """Reads plain inputs span by span. A span counts bytes, or rows for Parquet."""
 
-    def plan(self, path: Path, task_bytes: int) -> list[tuple[int, int]]:
+    def plan(self, path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
         """Spans of about `task_bytes` that together are the whole input."""
 
-    def read_range(self, path: Path, start: int, stop: int) -> Iterator[TextBatch]:
+    def read_range(self, path: InputPath, start: int, stop: int) -> Iterator[TextBatch]:
         """Exactly the documents that start in a span, so consecutive spans give each one once."""
 
 

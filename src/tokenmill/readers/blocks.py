@@ -11,13 +11,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
+from io import FileIO
 
 from tokenmill.batch import Reject, TextBatch
 from tokenmill.compression import DamagedInput, Stream
 from tokenmill.errors import DataError
 from tokenmill.files import changed_while_read
+from tokenmill.remote.paths import InputPath, RemoteFile
 
 __all__ = ["BLOCK_BYTES", "BYTE_ORDER_MARK", "byte_ranges", "overlaps_itself", "read_documents", "read_file_range"]
 
@@ -27,6 +27,7 @@ SEARCH_BYTES = 64 << 10
 """Bytes per read where only the next delimiter is wanted."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
+RawFile = FileIO | RemoteFile
 Decode = Callable[["bytes | bytearray", int, int, int], TextBatch]
 """Turns whole documents into a batch: bytes, how many of them, position of the first one, its line."""
 
@@ -36,14 +37,14 @@ def overlaps_itself(delimiter: bytes) -> bool:
     return any(delimiter.startswith(delimiter[shift:]) for shift in range(1, len(delimiter)))
 
 
-def byte_ranges(path: Path, task_bytes: int) -> list[tuple[int, int]]:
+def byte_ranges(path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
     """A file's bytes in ranges of `task_bytes`, the last one shorter."""
     size = path.stat().st_size
     return [(start, min(start + task_bytes, size)) for start in range(0, size, task_bytes)]
 
 
 def read_file_range(
-    path: Path, start: int, stop: int, *, delimiter: bytes, max_bytes: int, decode: Decode
+    path: InputPath, start: int, stop: int, *, delimiter: bytes, max_bytes: int, decode: Decode
 ) -> Iterator[TextBatch]:
     """The documents of a plain file that start in `[start, stop)`.
 
@@ -58,21 +59,24 @@ def read_file_range(
                 return
             last = _next_document(file, stop, delimiter)
             if last < stop:
-                raise DataError(str(path), changed_while_read(os.fstat(file.fileno()).st_size, stop))
+                raise DataError(str(path), changed_while_read(file.seek(0, os.SEEK_END), stop))
             file.seek(first)
+            if isinstance(file, RemoteFile):
+                file.stop_at(last)
             stream = _FileRange(file, last - first)
             yield from read_documents(stream, first, delimiter=delimiter, max_bytes=max_bytes, decode=decode)
     except OSError as error:
         raise DataError(str(path), f"cannot be read: {error.strerror}") from None
 
 
-def _next_document(file: BinaryIO, offset: int, delimiter: bytes, limit: int | None = None) -> int:
+def _next_document(file: RawFile, offset: int, delimiter: bytes, limit: int | None = None) -> int:
     """Where the first document at or after `offset` starts: the file's end, or past `limit`, if there is none."""
     if offset <= 0:
         return 0
     position = max(0, offset - len(delimiter))
     seam = b""
-    while data := os.pread(file.fileno(), SEARCH_BYTES, position):
+    file.seek(position)
+    while data := file.read(SEARCH_BYTES):
         window = seam + data
         found = window.find(delimiter)
         if found >= 0:
@@ -85,7 +89,7 @@ def _next_document(file: BinaryIO, offset: int, delimiter: bytes, limit: int | N
 
 
 class _FileRange:
-    def __init__(self, file: BinaryIO, num_bytes: int) -> None:
+    def __init__(self, file: RawFile, num_bytes: int) -> None:
         self._file = file
         self._num_left = num_bytes
 

@@ -8,13 +8,13 @@ What is still unknown is refused rather than guessed.
 from __future__ import annotations
 
 from json import JSONDecoder
-from pathlib import Path
 
 import msgspec
 
 from tokenmill.errors import DataError
 from tokenmill.files import DamagedInput, detect_compression, open_stream
 from tokenmill.readers.base import ReadOptions
+from tokenmill.remote.paths import InputPath
 
 __all__ = ["detect_format", "format_by_name"]
 
@@ -31,9 +31,9 @@ _FORMATS_OF_JSON = {"lines": "jsonl", "mixed": "jsonl", "cut": "jsonl", "array":
 HEAD_BYTES = 64 << 10
 
 
-def detect_format(path: Path, head: bytes, options: ReadOptions) -> str:
+def detect_format(path: InputPath, head: bytes, options: ReadOptions) -> str:
     """The format of a file that starts with `head`, which may be compressed."""
-    compression = detect_compression(head, path)
+    compression = detect_compression(head, str(path))
     if compression != "none":
         head = _decompressed_head(path, compression)
     if head.startswith(b"PAR1"):
@@ -63,7 +63,7 @@ def detect_format(path: Path, head: bytes, options: ReadOptions) -> str:
     )
 
 
-def format_by_name(path: Path) -> str | None:
+def format_by_name(path: InputPath) -> str | None:
     """What a file's name says of its format, as far as it says anything."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     while suffixes and suffixes[-1] in _COMPRESSION_SUFFIXES:
@@ -71,7 +71,7 @@ def format_by_name(path: Path) -> str | None:
     return _SUFFIXES.get(suffixes[-1]) if suffixes else None
 
 
-def _decompressed_head(path: Path, compression: str) -> bytes:
+def _decompressed_head(path: InputPath, compression: str) -> bytes:
     head = b""
     with open_stream(path, compression) as stream:
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from tokenmill.batch import TextBatch
 from tokenmill.compression import DamagedInput
@@ -17,6 +16,7 @@ from tokenmill.files import open_stream
 from tokenmill.readers.base import ReadOptions, Stream
 from tokenmill.readers.blocks import BYTE_ORDER_MARK
 from tokenmill.readers.jsonl import JsonlReader
+from tokenmill.remote.paths import InputPath
 
 __all__ = ["JsonElements", "JsonReader"]
 
@@ -33,11 +33,11 @@ class JsonReader:
     def __init__(self, options: ReadOptions) -> None:
         self._lines = JsonlReader(options)
 
-    def plan(self, path: Path, task_bytes: int) -> list[tuple[int, int]]:
+    def plan(self, path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
         """All of the file."""
         return [(0, path.stat().st_size)]
 
-    def read_range(self, path: Path, start: int, stop: int) -> Iterator[TextBatch]:
+    def read_range(self, path: InputPath, start: int, stop: int) -> Iterator[TextBatch]:
         """The documents of a whole plain file."""
         assert start == 0
         with open_stream(path, "none") as stream:

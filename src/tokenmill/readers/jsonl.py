@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ from tokenmill.readers.base import ReadOptions, Stream
 from tokenmill.readers.blocks import BYTE_ORDER_MARK, byte_ranges, read_documents, read_file_range
 from tokenmill.readers.diagnosis import Refusal, read_again, read_record_again
 from tokenmill.readers.fields import as_kept, find_value, split_key
+from tokenmill.remote.paths import InputPath
 
 __all__ = ["JsonlReader"]
 
@@ -40,11 +40,11 @@ class JsonlReader:
         # JSON spends at most two bytes per byte of text unless it escapes plain letters.
         self._max_line = 2 * options.max_document_bytes + (64 << 10)
 
-    def plan(self, path: Path, task_bytes: int) -> list[tuple[int, int]]:
+    def plan(self, path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
         """Ranges of bytes."""
         return byte_ranges(path, task_bytes)
 
-    def read_range(self, path: Path, start: int, stop: int) -> Iterator[TextBatch]:
+    def read_range(self, path: InputPath, start: int, stop: int) -> Iterator[TextBatch]:
         """The documents of a plain file whose lines start in `[start, stop)`."""
         return read_file_range(
             path, start, stop, delimiter=self.delimiter, max_bytes=self._max_line, decode=self._decode

@@ -8,7 +8,6 @@ longer to load than the rest of the package.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from tokenmill.batch import Reject, TextBatch
 from tokenmill.errors import DataError
 from tokenmill.readers.base import ReadOptions
 from tokenmill.readers.fields import as_kept, split_key
+from tokenmill.remote.paths import InputPath, RemotePath
 
 __all__ = ["ParquetReader"]
 
@@ -35,19 +35,19 @@ class ParquetReader:
         for key in (options.text_key, *options.record_keys, *options.keep_keys):
             split_key(key)
 
-    def num_rows(self, path: Path) -> int:
+    def num_rows(self, path: InputPath) -> int:
         """How many rows a file has."""
         with _open(path) as file:
             return int(file.metadata.num_rows)
 
-    def count_documents(self, path: Path) -> int:
+    def count_documents(self, path: InputPath) -> int:
         """One for each row, whatever it holds; one for a file without a footer, which is a reject."""
         try:
             return self.num_rows(path)
         except DataError:
             return 1
 
-    def plan(self, path: Path, task_bytes: int) -> list[tuple[int, int]]:
+    def plan(self, path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
         """Spans of rows: consecutive row groups until their text takes `task_bytes` uncompressed."""
         with _open(path) as file:
             self._check_columns(path, file.schema_arrow)
@@ -62,7 +62,7 @@ class ParquetReader:
                 num_bytes += group_bytes
             return [*spans, (start, stop)] if stop > start else spans
 
-    def read_range(self, path: Path, start: int, stop: int) -> Iterator[TextBatch]:
+    def read_range(self, path: InputPath, start: int, stop: int) -> Iterator[TextBatch]:
         """The documents of rows `start` to `stop`; a damaged page ends them with one reject for all rows left.
 
         How far rows next to the damage are rescued follows from their row group alone, so that whoever reads the
@@ -87,7 +87,7 @@ class ParquetReader:
         reject = Reject(row, row - start, "damaged", detail, stop - row)
         yield TextBatch([], np.zeros(0, np.int64), [] if self._options.keep_keys else None, [reject], stop - row)
 
-    def _check_columns(self, path: Path, schema: Any) -> None:
+    def _check_columns(self, path: InputPath, schema: Any) -> None:
         """Refuse a file whose columns cannot give the text or the kept fields."""
         import pyarrow.types as types
 
@@ -106,7 +106,7 @@ class ParquetReader:
             raise DataError(str(path), f"column {wanted!r} has type {kind}, not string; {_advise(schema)}")
         self._check_kept(path, schema)
 
-    def _check_kept(self, path: Path, schema: Any) -> None:
+    def _check_kept(self, path: InputPath, schema: Any) -> None:
         for key in self._options.keep_keys:
             if _find_type(schema, key) is None:
                 names = ", ".join(map(repr, schema.names))
@@ -140,7 +140,7 @@ class ParquetReader:
                     yield batch.slice(from_row - row, to_row - from_row)
                 row += len(batch)
 
-    def _to_records(self, path: Path, rows: Any, position: int, line: int) -> TextBatch:
+    def _to_records(self, path: InputPath, rows: Any, position: int, line: int) -> TextBatch:
         nothing = [None] * len(rows)
         columns = [
             _plain(_column(rows, key)).to_pylist() if _find_type(rows.schema, key) is not None else nothing
@@ -157,7 +157,7 @@ class ParquetReader:
             lines=np.arange(line, line + len(rows)),
         )
 
-    def _to_texts(self, path: Path, rows: Any, position: int, line: int) -> TextBatch:
+    def _to_texts(self, path: InputPath, rows: Any, position: int, line: int) -> TextBatch:
         if self._options.record_keys:
             return self._to_records(path, rows, position, line)
         column = _column(rows, self._options.text_key)
@@ -186,7 +186,7 @@ class ParquetReader:
             lines=indexes + line,
         )
 
-    def _kept(self, path: Path, rows: Any, good: list[int]) -> list[tuple[str | None, ...]] | None:
+    def _kept(self, path: InputPath, rows: Any, good: list[int]) -> list[tuple[str | None, ...]] | None:
         if not self._options.keep_keys:
             return None
         columns = []
@@ -199,12 +199,13 @@ class ParquetReader:
         return [tuple(column[index] for column in columns) for index in good]
 
 
-def _open(path: Path) -> Any:
+def _open(path: InputPath) -> Any:
     import pyarrow.parquet as pq
 
     try:
         # A buffered column chunk is read in pieces, so memory does not follow the row group's size.
-        return pq.ParquetFile(path, pre_buffer=False, buffer_size=BATCH_BYTES, page_checksum_verification=True)
+        source = path.open() if isinstance(path, RemotePath) else path
+        return pq.ParquetFile(source, pre_buffer=False, buffer_size=BATCH_BYTES, page_checksum_verification=True)
     except FileNotFoundError:
         raise DataError(str(path), "cannot be opened: no such file") from None
     except _arrow_errors() as error:

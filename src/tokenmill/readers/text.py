@@ -8,7 +8,6 @@ since files end with one more often than not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from tokenmill.readers.blocks import (
     read_file_range,
 )
 from tokenmill.readers.diagnosis import Refusal
+from tokenmill.remote.paths import InputPath
 
 __all__ = ["TextReader"]
 
@@ -55,11 +55,11 @@ class TextReader:
         """Room for a byte order mark and a carriage return beside the text."""
         return self._max_text + len(BYTE_ORDER_MARK) + 1
 
-    def plan(self, path: Path, task_bytes: int) -> list[tuple[int, int]]:
+    def plan(self, path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
         """Ranges of bytes, or all of them where a file is read front to back."""
         return byte_ranges(path, task_bytes) if self.splittable else [(0, path.stat().st_size)]
 
-    def read_range(self, path: Path, start: int, stop: int) -> Iterator[TextBatch]:
+    def read_range(self, path: InputPath, start: int, stop: int) -> Iterator[TextBatch]:
         """The documents of a plain file that start in `[start, stop)`."""
         if self.splittable:
             yield from read_file_range(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 
 from tokenmill.errors import StoreError
 from tokenmill.pipeline.observer import RunInfo
-from tokenmill.report.figures import Attempt, Checks, RunFigures
+from tokenmill.report.figures import Checks
 from tokenmill.store.manifest import FileInfo, Manifest, decode_sealed
 from tokenmill.store.store import TokenStore
 from tokenmill.verification import verify as verify_store
@@ -62,30 +61,10 @@ def _check_sizes(files: dict[Path, FileInfo]) -> list[str]:
     return problems
 
 
-def read_run(store: Path) -> RunFigures | None:
+def read_run(store: Path) -> RunInfo | None:
     """How the run went; None where that was not kept, or is not readable: no figure depends on it."""
     path = store / "run.json"
     try:
-        info = decode_sealed(path.read_bytes(), RunInfo, path)
+        return decode_sealed(path.read_bytes(), RunInfo, path)
     except (OSError, StoreError):
         return None
-    return RunFigures(
-        machine=info.machine,
-        attempts=[
-            Attempt(
-                started=datetime.fromtimestamp(attempt.started, timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-                seconds=attempt.last.seconds,
-                is_complete=bool(attempt.completed),
-                num_documents=attempt.last.num_documents,
-                num_tokens=attempt.last.num_tokens,
-                text_bytes=attempt.last.num_text_bytes,
-                peak_memory_bytes=attempt.peak_memory_bytes,
-                memory_limit=attempt.last.memory_limit,
-                num_recycled=attempt.num_recycled,
-                num_retried=attempt.num_retried,
-                bottleneck=attempt.last.bottleneck,
-                history=[(m.seconds, m.num_text_bytes, m.num_tokens, m.memory_bytes) for m in attempt.history],
-            )
-            for attempt in info.attempts
-        ],
-    )

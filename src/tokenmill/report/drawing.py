@@ -111,7 +111,9 @@ def draw_lines(
             )
         )
     for line in lines:
-        path = " ".join(f"{_number(plot.x(x))},{_number(plot.y(y))}" for x, y in line)
+        # A line of one point has no length; with a second end there its round caps are drawn.
+        ends = [*line, *line] if len(line) == 1 else line
+        path = " ".join(f"{_number(plot.x(x))},{_number(plot.y(y))}" for x, y in ends)
         parts.append(Markup('<polyline class="line {}" points="{}"/>').format(kind, path))
         for x, y in line:
             dot = Markup('<circle class="dot" cx="{}" cy="{}" r="5">{}</circle>')

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.pipeline.observer import RunInfo
+
 __all__ = [
-    "Attempt",
     "Checks",
     "DrawnRow",
     "DrawnSegment",
@@ -17,7 +18,6 @@ __all__ = [
     "Grouping",
     "LengthBin",
     "LongRun",
-    "RunFigures",
     "SplitFigures",
     "Suspicion",
     "TokenCount",
@@ -175,31 +175,6 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
     """What `verify` counted; None where it was not run."""
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt at the run."""
-
-    started: str
-    seconds: float
-    is_complete: bool
-    num_documents: int
-    num_tokens: int
-    text_bytes: int
-    peak_memory_bytes: int
-    memory_limit: int
-    num_recycled: int
-    num_retried: int
-    bottleneck: str
-    history: list[tuple[float, int, int, int]]
-    """Seconds, bytes of text, tokens, and bytes of memory."""
-
-
-class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """How the run went, from `run.json`."""
-
-    machine: dict[str, Any]
-    attempts: list[Attempt]
-
-
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a report says of a store."""
 
@@ -232,5 +207,6 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     tokens: TokenFigures
     suspicions: list[Suspicion]
     checks: Checks
-    run: RunFigures | None
+    run: RunInfo | None
+    """How the run went, as `run.json` has it."""
     settings: dict[str, Any]

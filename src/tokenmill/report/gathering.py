@@ -130,6 +130,8 @@ class _Reading:
             self._near_empty[-1].offer(-lengths[short].astype(float), short + first_document)
             edges = np.concatenate([[0], np.cumsum(lengths)]) + first_token
             sums = self._look(split, edges, chosen[shard], first_document)
+            for looked_at in filter(None, (split, split.mask)):
+                looked_at.table.release(shard)
             self.by_split.add(np.full(len(lengths), place), sums)
             if ".docs.parquet" in info.shards[shard].files:
                 self.sources.add(Path(f"{split.table.stems[shard]}.docs.parquet"), sums)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
+from datetime import datetime, timezone
 from importlib.resources import files
 from itertools import pairwise
 from typing import Any
@@ -16,9 +18,10 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from tokenmill.progress import format_bytes, format_count, format_seconds
+from tokenmill.pipeline.observer import AttemptInfo, Moment
+from tokenmill.progress import format_bytes, format_count, format_seconds, show_safely
 from tokenmill.report.drawing import draw_lengths, draw_lines, draw_rows, draw_share, format_share
-from tokenmill.report.figures import Attempt, Figures
+from tokenmill.report.figures import Figures
 
 __all__ = ["render_page"]
 
@@ -42,6 +45,8 @@ def render_page(figures: Figures, documents: bytes) -> bytes:
         "bytes": format_bytes,
         "brief": format_count,
         "clock": format_seconds,
+        "time": _format_time,
+        "safely": show_safely,
         "bar": draw_share,
     }
     template = environment.from_string(files(__package__).joinpath("page.html").read_text("utf-8"))
@@ -78,15 +83,12 @@ def _escape_json(data: bytes) -> bytes:
 
 def _draw_run(figures: Figures) -> dict[str, Any]:
     """Throughput and memory over time; nothing where no history was kept."""
-    attempts = [attempt for attempt in (figures.run.attempts if figures.run else []) if len(attempt.history) > 1]
+    attempts = [attempt for attempt in (figures.run.attempts if figures.run else []) if attempt.history]
     if not attempts:
         return {}
-    starts = [0.0]
-    for attempt in attempts:
-        starts.append(starts[-1] + attempt.seconds)
-    timed = list(zip(attempts, starts, strict=False))
+    timed = list(zip(attempts, _place(attempts), strict=True))
     highest = max(attempt.peak_memory_bytes for attempt in attempts)
-    limit = attempts[-1].memory_limit
+    limit = attempts[-1].last.memory_limit
     return {
         "speed": draw_lines(
             [_speeds(attempt, start) for attempt, start in timed],
@@ -95,7 +97,7 @@ def _draw_run(figures: Figures) -> dict[str, Any]:
             description="Text tokenized per second over the time of the run",
         ),
         "memory": draw_lines(
-            [[(start + seconds, memory / 1e9) for seconds, _, _, memory in _thin(attempt)] for attempt, start in timed],
+            [[(start + moment.seconds, moment.memory_bytes / 1e9) for moment in _thin(a)] for a, start in timed],
             unit="GB",
             format=lambda value: f"{value:.3g}",
             description="Memory of all processes over the time of the run",
@@ -105,15 +107,30 @@ def _draw_run(figures: Figures) -> dict[str, Any]:
     }
 
 
-def _thin(attempt: Attempt) -> list[tuple[float, int, int, int]]:
+def _place(attempts: Sequence[AttemptInfo]) -> list[float]:
+    """When attempts began, in seconds of a clock that stands still between them; ranks run at the same time."""
+    starts: list[float] = []
+    end = idle = attempts[0].started
+    for attempt in attempts:
+        idle += max(0.0, attempt.started - end)
+        starts.append(attempt.started - idle)
+        end = max(end, attempt.started + attempt.last.seconds)
+    return starts
+
+
+def _thin(attempt: AttemptInfo) -> list[Moment]:
     step = max(1, -(-len(attempt.history) // MOST_POINTS))
     return attempt.history[::step]
 
 
-def _speeds(attempt: Attempt, start: float) -> list[tuple[float, float]]:
+def _speeds(attempt: AttemptInfo, start: float) -> list[tuple[float, float]]:
     """Megabytes a second between moments, at the middle of each stretch of time."""
     return [
-        (start + (before[0] + after[0]) / 2, (after[1] - before[1]) / 1e6 / (after[0] - before[0]))
-        for before, after in pairwise(_thin(attempt))
-        if after[0] > before[0]
+        (start + (before.seconds + after.seconds) / 2, (after.num_text_bytes - before.num_text_bytes) / 1e6 / seconds)
+        for before, after in pairwise([Moment(0.0, 0, 0, 0), *_thin(attempt)])
+        if (seconds := after.seconds - before.seconds) > 0
     ]
+
+
+def _format_time(started: float) -> str:
+    return datetime.fromtimestamp(started, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

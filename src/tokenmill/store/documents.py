@@ -127,9 +127,16 @@ class Documents:
     def addresses(self, starts: Integers, widths: Integers | int) -> Integers:
         """Where in memory each stretch of tokens lies; 0 for one that is not in a single piece, or not mapped."""
         runs = np.searchsorted(self._token_ends, starts, "right")
-        addresses = self.table.token_addresses(self._shards[runs], starts - self._token_shifts[runs])
-        addresses[starts + widths > self._token_ends[runs]] = 0
+        shards, shifts, ends = self._shards[runs], self._token_shifts[runs], self._token_ends[runs]
+        addresses = self.table.token_addresses(shards, starts - shifts)
+        addresses[starts + widths > ends] = 0
+        self.table.expect(shards, starts - shifts, np.minimum(starts + widths, ends) - shifts)
         return addresses
+
+    def runs(self) -> tuple[Integers, Integers, Integers]:
+        """Documents that follow each other in one shard: the shard, the first document and the first token of each."""
+        firsts = np.concatenate([[0], self._document_ends[:-1]]), np.concatenate([[0], self._token_ends[:-1]])
+        return self._shards, *firsts
 
     def bounds(self, documents: Integers) -> tuple[Integers, Integers]:
         """The first token of each document and the one past its last."""

@@ -28,6 +28,7 @@ __all__ = [
     "SpecialTokensInfo",
     "SplitInfo",
     "TokenizerInfo",
+    "decode_manifest",
     "decode_sealed",
     "encode_sealed",
     "hash_bytes",
@@ -164,6 +165,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise StoreError(f"{folder} is not a token store: it has no {MANIFEST}") from None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from None
+    return decode_manifest(data, path)
+
+
+def decode_manifest(data: bytes, path: str | Path) -> Manifest:
+    """Check the bytes of a manifest, and its version first."""
     try:
         version = msgspec.json.decode(data, type=_Version).format_version
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -186,7 +192,7 @@ def encode_sealed(document: msgspec.Struct) -> bytes:
     return _render(msgspec.structs.replace(document, checksum=hash_bytes(_render(blank))))
 
 
-def decode_sealed(data: bytes, kind: type[SealedT], path: Path) -> SealedT:
+def decode_sealed(data: bytes, kind: type[SealedT], path: str | Path) -> SealedT:
     """Parse what `encode_sealed` wrote; any other byte sequence is an error."""
     try:
         document = msgspec.json.decode(data, type=kind)

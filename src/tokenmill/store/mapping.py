@@ -20,14 +20,14 @@ import numpy.typing as npt
 
 from tokenmill.errors import StoreError
 
-__all__ = ["MAX_MAPPINGS", "MappedFile", "everywhere", "will_need", "windows_everywhere"]
+__all__ = ["MAX_MAPPINGS", "MappedFile", "everywhere", "let_go", "will_need", "windows_everywhere"]
 
 MAX_MAPPINGS = 50_000
 """Linux allows 65,530 in a process; the rest is for the program and its libraries."""
 ADDRESS_BITS = 48
 """More than user space has on x86-64, and what it has on arm64."""
 _READ, _SHARED, _FAILED = 1, 1, ctypes.c_void_p(-1).value
-RANDOM, WILL_NEED = 1, 3
+RANDOM, WILL_NEED, DONT_NEED = 1, 3, 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -117,3 +117,9 @@ def will_need(address: int, num_bytes: int) -> None:
     """Ask the kernel to read mapped pages soon; it is a hint, so failing does not matter."""
     start = address // _PAGE * _PAGE
     _advise(start, address + num_bytes - start, WILL_NEED)
+
+
+def let_go(address: int, num_bytes: int) -> None:
+    """Take mapped pages off this process; the kernel keeps them while it has room, and gives them back when read."""
+    start = address // _PAGE * _PAGE
+    _advise(start, address + num_bytes - start, DONT_NEED)

@@ -6,12 +6,14 @@ import glob
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
-from tokenmill.arguments import path_of
+from tokenmill.arguments import path_of, show
 from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.errors import StoreError, UsageError
+from tokenmill.remote.bucket import is_remote
 from tokenmill.store.documents import Documents
 from tokenmill.store.foreign import FORMATS, Format, choose_format, list_files, recognise
 from tokenmill.store.foreign.joining import join_files, split_of
@@ -25,7 +27,13 @@ A_PATH = "the path of a store or of tokens, or a list of such paths"
 
 
 def open_tokens(
-    path: str | Path | Iterable[str | Path], *, vocab_size: int | None = None, dtype: str | None = None
+    path: str | Path | Iterable[str | Path],
+    *,
+    vocab_size: int | None = None,
+    dtype: str | None = None,
+    cache_dir: str | Path | None = None,
+    cache_bytes: str | int | None = None,
+    fetch: str | None = None,
 ) -> TokenSource:
     """Open a store for reading, or several as one, in order.
 
@@ -33,11 +41,28 @@ def open_tokens(
     OLMo, NumPy, `chunk_*.pt`, Parquet with `input_ids`. `dtype` is the type of ids where nothing in the files
     says it; uint16 unless given. Ids that a model with `vocab_size` rows of embeddings has no row for are
     refused here, before they read past its end, where the vocabulary is known.
+
+    A URL (`s3://`, `gs://`, `az://`) is a store in a bucket, which is read through the folder `cache_dir` of at most
+    `cache_bytes` ("50GB"): `fetch="shard"` brings whole shards, `"range"` the rows that are asked for.
     """
+    settings = {"cache_dir": cache_dir, "cache_bytes": cache_bytes, "fetch": fetch}
     if isinstance(path, Iterable) and not isinstance(path, (str, bytes, os.PathLike)):
         paths = [path_of(one, A_PATH) for one in path]
-        return _Joined([open_tokens(one, vocab_size=vocab_size, dtype=dtype) for one in paths])
-    path = Path(path_of(path, A_PATH)).absolute()
+        return _Joined([_open_one(one, vocab_size, dtype, settings) for one in paths])
+    return _open_one(path_of(path, A_PATH), vocab_size, dtype, settings)
+
+
+def _open_one(name: str, vocab_size: int | None, dtype: str | None, settings: dict[str, Any]) -> TokenSource:
+    if is_remote(name):
+        from tokenmill.store.remote import open_remote
+
+        found: TokenSource = open_remote(name, **settings)
+        check_vocabulary(found, vocab_size)
+        return found
+    given = next((setting for setting, value in settings.items() if value is not None), None)
+    if given is not None:
+        raise UsageError(f"{given}={show(settings[given])} has no effect: {name} is on this machine; leave it out")
+    path = Path(name).absolute()
     try:
         opened = _open_foreign(path, dtype)
     except OSError as error:

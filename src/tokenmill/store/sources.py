@@ -19,7 +19,7 @@ def read_sources(documents: Documents, numbers: list[int]) -> list[dict[str, Any
     shards, inner = documents.locate(np.array(numbers, np.int64))
     for shard in np.unique(shards).tolist():
         mine = np.flatnonzero(shards == shard)
-        path = Path(f"{documents.table.stems[shard]}.docs.parquet")
+        path = Path(documents.table.local_path(shard, ".docs.parquet"))
         if path.exists():
             for place, row in zip(mine.tolist(), _read_rows(path, inner[mine].tolist()), strict=True):
                 found[place] = row

@@ -26,12 +26,13 @@ from tokenmill.errors import DataError, StoreError, UsageError
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, SplitInfo, read_manifest
 from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES
-from tokenmill.store.table import ShardTable
+from tokenmill.store.table import Keeper, ShardTable
 
-__all__ = ["Split", "TokenSource", "TokenStore", "check_vocabulary"]
+__all__ = ["Split", "TokenSource", "TokenStore", "check_manifest", "check_room", "check_vocabulary", "open_shards"]
 
 RESTORE = "restore it, or tokenize again with --overwrite"
 _NOWHERE = {"", ".", ".."}
+_NEEDED = {".bin", ".idx"}
 
 
 class TokenSource:
@@ -99,12 +100,18 @@ class TokenSource:
 class TokenStore(TokenSource):
     """A directory of shards with a manifest."""
 
+    keeper: Keeper | None = None
+    """Who fetches its files, where they are not on this machine."""
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path_of(path, "the path of a store"))
         self.manifest: Manifest = read_manifest(self.path)
-        _check_manifest(self.path, self.manifest)
+        check_manifest(self.path, self.manifest)
         self.vocab_size: int = self.manifest.tokenizer.vocab_size
         self.splits: dict[str, Split] = {name: Split(self, name, info) for name, info in self.manifest.splits.items()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenStore, (self.path,)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -124,19 +131,8 @@ class Split(Documents):
     def __init__(self, store: TokenStore, name: str, info: SplitInfo) -> None:
         self._store = store
         self.vocab_size = store.vocab_size
-        dtype = DTYPES[store.manifest.dtype][1]
-        stems = [f"{store.path}/{shard.name}" for shard in info.shards]
-        for stem, shard in zip(stems, info.shards, strict=True):
-            _check_sizes(store.path, stem, shard, dtype.itemsize)
-        table = ShardTable(
-            stems,
-            [shard.num_documents for shard in info.shards],
-            [shard.num_tokens for shard in info.shards],
-            dtype,
-        )
+        table, beside = _map_shards(store.path, info.shards, store.manifest.dtype, store.keeper)
         fingerprint = xxhash.xxh3_64_hexdigest(f"{store.manifest.checksum} {name}".encode())
-        suffixes = {suffix for shard in info.shards for suffix in shard.files}
-        beside = {suffix: table.beside(suffix, dtype) for suffix, dtype in BESIDE.items() if suffix in suffixes}
         super().__init__(table, f"{store.path.name}/{name}", fingerprint, beside=beside)
         if (self.num_documents, self.num_tokens) != (info.num_documents, info.num_tokens):
             raise StoreError(
@@ -145,27 +141,28 @@ class Split(Documents):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_split, (self._store.path, self.name.rpartition("/")[2])
+        return _open_split, (self._store, self.name.rpartition("/")[2])
 
 
 def check_vocabulary(source: TokenSource | Documents, vocab_size: int | None) -> None:
     """Refuse ids that a model has no row for, as far as the source knows its vocabulary."""
-    if vocab_size is None:
-        return
-    room = whole_number(vocab_size, "vocab_size", 1)
-    if source.vocab_size is not None and source.vocab_size > room:
-        name = source.name if isinstance(source, Documents) else source.path
+    check_room(source.name if isinstance(source, Documents) else source.path, source.vocab_size, vocab_size)
+
+
+def check_room(name: str | Path, vocab_size: int | None, room: int | None) -> None:
+    """Refuse a vocabulary that is larger than a model's, where both are known."""
+    if room is not None and vocab_size is not None and vocab_size > whole_number(room, "vocab_size", 1):
         raise UsageError(
-            f"{name} has a vocabulary of {source.vocab_size} tokens and the model has room for {room}; "
+            f"{name} has a vocabulary of {vocab_size} tokens and the model has room for {room}; "
             "make the model's embedding larger, or use the tokenizer it was made for"
         )
 
 
-def _open_split(path: Path, name: str) -> Split:
-    return TokenStore(path).splits[name]
+def _open_split(store: TokenStore, name: str) -> Split:
+    return store.splits[name]
 
 
-def _check_manifest(store: Path, manifest: Manifest) -> None:
+def check_manifest(store: Path, manifest: Manifest) -> None:
     """Refuse what no run of tokenmill writes, before any file is looked at."""
     path = store / MANIFEST
     if manifest.dtype not in DTYPES:
@@ -196,15 +193,43 @@ def _is_inside(store: Path, path: str) -> bool:
     return real == root or real.startswith(f"{root}/")
 
 
-def _check_sizes(store: Path, stem: str, shard: ShardInfo, itemsize: int) -> None:
+def open_shards(store: Path, shards: Sequence[ShardInfo], dtype: str, name: str) -> Documents:
+    """The documents of some shards of a store that need not be finished."""
+    table, beside = _map_shards(store, shards, dtype)
+    hashes = " ".join(shard.files[".bin"].xxh3 for shard in shards)
+    return Documents(table, name, xxhash.xxh3_64_hexdigest(f"{name} {hashes}".encode()), beside=beside)
+
+
+def _map_shards(
+    store: Path, shards: Sequence[ShardInfo], dtype: str, keeper: Keeper | None = None
+) -> tuple[ShardTable, dict[str, ShardTable]]:
+    """The tokens of shards whose sizes are right, and the files beside these."""
+    kind = DTYPES[dtype][1]
+    stems = [f"{store}/{shard.name}" for shard in shards]
+    for stem, shard in zip(stems, shards, strict=True):
+        _check_counts(stem, shard, kind.itemsize)
+        if keeper is None:
+            _check_sizes(store, stem, shard)
+    counts = [shard.num_documents for shard in shards], [shard.num_tokens for shard in shards]
+    table = ShardTable(stems, *counts, kind, keepers=None if keeper is None else [keeper] * len(stems))
+    suffixes = {suffix for shard in shards for suffix in shard.files}
+    return table, {suffix: table.beside(suffix, kind) for suffix, kind in BESIDE.items() if suffix in suffixes}
+
+
+def _check_sizes(store: Path, stem: str, shard: ShardInfo) -> None:
     """Look at the files that loading needs; the others are looked at when they are read, and by `verify`."""
     for suffix in (".bin", ".idx"):
-        file = shard.files.get(suffix)
-        if file is None:
-            raise StoreError(f"the manifest lists no {suffix} file for shard {shard.name}; tokenize again")
         size = _size_of(store, stem + suffix)
-        if size != file.bytes:
-            raise StoreError(f"{stem}{suffix} has {size} bytes and the manifest says {file.bytes}; {RESTORE}")
+        if size != shard.files[suffix].bytes:
+            said = shard.files[suffix].bytes
+            raise StoreError(f"{stem}{suffix} has {size} bytes and the manifest says {said}; {RESTORE}")
+
+
+def _check_counts(stem: str, shard: ShardInfo, itemsize: int) -> None:
+    """Refuse a shard whose counts and sizes do not fit each other."""
+    missing = _NEEDED - shard.files.keys()
+    if missing:
+        raise StoreError(f"the manifest lists no {min(missing)} file for shard {shard.name}; tokenize again")
     if shard.files[".bin"].bytes != shard.num_tokens * itemsize:
         raise StoreError(
             f"{stem}.bin has {shard.files['.bin'].bytes} bytes and the manifest says {shard.num_tokens} tokens"

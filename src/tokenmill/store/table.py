@@ -10,17 +10,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import StoreError
 from tokenmill.store import mapping
-from tokenmill.store.mapping import MappedFile, everywhere, will_need
+from tokenmill.store.mapping import MappedFile, everywhere, let_go, will_need
 from tokenmill.store.shard import HEADER, INDEX_HEADER_BYTES, MAGIC, dtype_code
 
-__all__ = ["ShardTable"]
+__all__ = ["Keeper", "ShardTable"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -30,12 +30,36 @@ _POINTER_STEP = 2
 """Pointers lie behind a header of 34 bytes and 4 bytes a document, so at even addresses."""
 
 
+class Keeper(Protocol):
+    """Whoever has the files of shards that may not be on this machine; knows them by the paths that they would have."""
+
+    @property
+    def room_bytes(self) -> int:
+        """How many bytes of files there may be here."""
+
+    def hold(self, path: str) -> bool:
+        """Whether a file is here, to be mapped; one that is stays."""
+
+    def bring(self, paths: Sequence[str]) -> None:
+        """Have files here when this returns, to stay."""
+
+    def want(self, paths: Sequence[str]) -> None:
+        """Fetch files in the background, in this order, if they are to be fetched whole."""
+
+    def expect(self, paths: Sequence[str], starts: Sequence[int], stops: Sequence[int]) -> None:
+        """Be told which bytes will be read, in this order."""
+
+    def read_into(self, path: str, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer with the bytes of a file from `offset` on, wherever it is."""
+
+
 class ShardTable:
     """The shards of one split, by number; `stems` are their paths without `.bin` and `.idx`.
 
     `starts` has the first byte of each document, counted from the first token, for shards that have no index
     of their own, by number. `suffix`, `offsets` and `sizes` are for files of other makers: how the files of
-    tokens end, how many bytes come before the first token of each, and how many bytes each has in all.
+    tokens end, how many bytes come before the first token of each, and how many bytes each has in all. `keepers`
+    has whoever fetches the files of each shard; None for files of this machine.
     """
 
     def __init__(
@@ -49,8 +73,10 @@ class ShardTable:
         suffix: str = ".bin",
         offsets: npt.ArrayLike | None = None,
         sizes: npt.ArrayLike | None = None,
+        keepers: Sequence[Keeper | None] | None = None,
     ) -> None:
         self.dtype = dtype
+        self._keepers = keepers
         self._index_dtype = dtype
         self._suffixes = [suffix] * len(stems)
         self._offsets = np.zeros(len(stems), np.int64) if offsets is None else np.array(offsets, np.int64)
@@ -84,6 +110,7 @@ class ShardTable:
             },
             offsets=np.concatenate([table._offsets for table in tables]),
             sizes=np.concatenate([table._sizes for table in tables]),
+            keepers=_join_keepers(tables),
         )
         joined._suffixes = [suffix for table in tables for suffix in table._suffixes]
         joined._index_dtype = tables[0]._index_dtype
@@ -92,7 +119,13 @@ class ShardTable:
     def beside(self, suffix: str, dtype: npt.DTypeLike) -> ShardTable:
         """Files beside the tokens that have another value for each of them, such as a loss mask."""
         table = ShardTable(
-            self.stems, self.num_documents, self.num_tokens, np.dtype(dtype), self._starts, suffix=suffix
+            self.stems,
+            self.num_documents,
+            self.num_tokens,
+            np.dtype(dtype),
+            self._starts,
+            suffix=suffix,
+            keepers=self._keepers,
         )
         table._index_dtype = self._index_dtype
         return table
@@ -109,9 +142,49 @@ class ShardTable:
             self._map_tokens(shards[bases == UNKNOWN])
             bases = self._token_addresses[shards]
         addresses = bases + positions * self.dtype.itemsize
-        if (bases == UNMAPPED).any():
-            addresses[bases == UNMAPPED] = 0
+        nowhere = bases <= UNKNOWN
+        if nowhere.any():
+            addresses[nowhere] = 0
         return addresses
+
+    def expect(self, shards: Integers, starts: Integers, stops: Integers) -> None:
+        """Say which tokens will be read, in this order, so that those which are not here can be fetched meanwhile."""
+        if self._keepers is None:
+            return
+        elsewhere = np.flatnonzero(self._token_addresses[shards] == UNKNOWN)
+        if not len(elsewhere):
+            return
+        first = self._offsets[shards[elsewhere]]
+        begins = (first + starts[elsewhere] * self.dtype.itemsize).tolist()
+        ends = (first + stops[elsewhere] * self.dtype.itemsize).tolist()
+        told: dict[Keeper, list[tuple[str, int, int]]] = {}
+        for shard, begin, end in zip(shards[elsewhere].tolist(), begins, ends, strict=True):
+            keeper = self._keepers[shard]
+            if keeper is not None:
+                told.setdefault(keeper, []).append((self.stems[shard] + self._suffixes[shard], begin, end))
+        for keeper, stretches in told.items():
+            keeper.expect(*zip(*stretches, strict=True))
+
+    @property
+    def room_bytes(self) -> int | None:
+        """How many bytes of files from elsewhere may be on this machine; None where all are here anyway."""
+        rooms = [keeper.room_bytes for keeper in set(self._keepers or ()) if keeper is not None]
+        return min(rooms, default=None)
+
+    def want(self, shards: Sequence[int]) -> None:
+        """Say which shards are the next ones, in this order."""
+        for shard in shards:
+            keeper = self._keepers[shard] if self._keepers is not None else None
+            if keeper is not None and self._token_addresses[shard] == UNKNOWN:
+                keeper.want([self.stems[shard] + self._suffixes[shard]])
+
+    def local_path(self, shard: int, suffix: str) -> str:
+        """The path of a file of a shard, which is fetched if it is elsewhere; it need not exist."""
+        path = self.stems[shard] + suffix
+        keeper = self._keepers[shard] if self._keepers is not None else None
+        if keeper is not None:
+            keeper.bring([path])
+        return path
 
     def document_starts(self, shards: Integers, documents: Integers) -> Integers:
         """The position in its shard of a document's first token; documents may be one past the last."""
@@ -162,6 +235,8 @@ class ShardTable:
 
     def read(self, shard: int, start: int, stop: int) -> npt.NDArray[Any]:
         """Tokens of one shard: mapped where possible, so the array costs nothing, else read."""
+        if self._keepers is not None and self._token_addresses[shard] == UNKNOWN:
+            return self._read_at(shard, start, stop)
         address = int(self.token_addresses(np.array([shard]), np.array([start]))[0]) if stop > start else 0
         if address:
             if (stop - start) * self.dtype.itemsize > LONG_READ:
@@ -170,11 +245,19 @@ class ShardTable:
             return everywhere(self.dtype.str, self.dtype.itemsize)[first : first + stop - start]
         return self._read_at(shard, start, stop)
 
+    def release(self, shard: int) -> None:
+        """Take no more memory for the tokens of a shard that was read through; they stay readable."""
+        address = int(self._token_addresses[shard])
+        if address > UNKNOWN:
+            let_go(address, int(self.num_tokens[shard]) * self.dtype.itemsize)
+
     def _read_at(self, shard: int, start: int, stop: int) -> npt.NDArray[Any]:
         tokens = np.empty(stop - start, self.dtype)
         if len(tokens):
             offset = int(self._offsets[shard]) + start * self.dtype.itemsize
-            _read_into(self.stems[shard] + self._suffixes[shard], tokens.view(np.uint8).data, offset)
+            keeper = self._keepers[shard] if self._keepers is not None else None
+            read_into = _read_into if keeper is None else keeper.read_into
+            read_into(self.stems[shard] + self._suffixes[shard], tokens.view(np.uint8).data, offset)
         return tokens
 
     def _map_tokens(self, shards: Integers) -> None:
@@ -188,6 +271,9 @@ class ShardTable:
         if not self.num_tokens[shard] or offset % self.dtype.itemsize:
             return UNMAPPED  # arrays over memory begin at whole tokens
         path = self.stems[shard] + self._suffixes[shard]
+        keeper = self._keepers[shard] if self._keepers is not None else None
+        if keeper is not None and not keeper.hold(path):
+            return UNKNOWN
         address = self._map(path, int(self._sizes[shard]), is_random=True)
         return address if address == UNMAPPED else address + offset
 
@@ -208,10 +294,22 @@ class ShardTable:
         unknown = bases == UNKNOWN
         if unknown.any():
             with self._lock:
-                for shard in sorted(set(shards[unknown].tolist())):
+                missing = sorted(set(shards[unknown].tolist()))
+                self._bring_indexes(missing)
+                for shard in missing:
                     self._pointer_addresses[shard] = self._map_index(shard)
             bases = self._pointer_addresses[shards]
         return bases
+
+    def _bring_indexes(self, shards: Sequence[int]) -> None:
+        """Fetch what is elsewhere, many at once: an index is small, and needed whole."""
+        told: dict[Keeper, list[str]] = {}
+        for shard in shards if self._keepers is not None else ():
+            keeper = self._keepers[shard] if self._keepers is not None else None
+            if keeper is not None:
+                told.setdefault(keeper, []).append(f"{self.stems[shard]}.idx")
+        for keeper, paths in told.items():
+            keeper.bring(paths)
 
     def _map_index(self, shard: int) -> int:
         count = int(self.num_documents[shard])
@@ -251,7 +349,13 @@ class ShardTable:
         )
 
 
-_KEPT_IN_COPIES = {"_index_dtype", "_suffixes", "_offsets", "_sizes"}
+_KEPT_IN_COPIES = {"_index_dtype", "_suffixes", "_offsets", "_sizes", "_keepers"}
+
+
+def _join_keepers(tables: Sequence[ShardTable]) -> list[Keeper | None] | None:
+    if all(table._keepers is None for table in tables):
+        return None
+    return [keeper for table in tables for keeper in table._keepers or [None] * len(table.stems)]
 
 
 def _restore(*arguments: Any) -> ShardTable:

@@ -1,0 +1,114 @@
+"""Inputs: what a user names, turned into the files that a run reads.
+
+What has a scheme goes to the backend of that scheme; what is a file, directory or glob here is local; what is left
+may be a data set of the Hub.
+"""
+
+# ruff: noqa: PTH100, PTH120
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from tokenmill.errors import UsageError
+from tokenmill.inputs.base import Backend, Expansion, Input
+from tokenmill.inputs.hub.names import could_be_on_hub, name_of, suggest
+from tokenmill.inputs.local import is_here
+from tokenmill.progress import Display, Silence
+
+__all__ = ["DEFAULT_TEXT_KEY", "SCHEMES", "Expansion", "Input", "expand_inputs", "name_inputs", "text_key_of"]
+
+SCHEMES = {"hf": "hub", "s3": "objects", "gs": "objects", "az": "objects"}
+"""Which module of this folder knows the URLs of a scheme."""
+DEFAULT_TEXT_KEY = "text"
+
+
+def expand_inputs(inputs: Sequence[str], display: Display | None = None, limit: int | None = None) -> list[Input]:
+    """The files that paths, globs, URLs and `@lists` of them stand for, in the order given.
+
+    A file that several of them reach is read once, at its first place; one that is named twice is refused, because
+    it cannot be told whether that is meant. Files that have to be fetched first are, and `display` shows it; no more
+    of them than `limit` documents need.
+    """
+    display = display or Silence()
+    named: dict[str, bool] = {}
+    found: list[Input] = []
+    for item in _with_lists(inputs):
+        files, is_named = _backend_of(item, display).expand(item, display, limit)
+        for file in files:
+            key = file.path if "://" in file.path else os.path.abspath(file.path)
+            if key not in named:
+                named[key] = is_named
+                found.append(file)
+            elif is_named and named[key]:
+                raise UsageError(f"input {file.path} is named twice; to repeat it, change its weight when loading")
+            else:
+                named[key] = named[key] or is_named
+    if not found:
+        raise UsageError("no input files were given")
+    return found
+
+
+def _with_lists(inputs: Iterable[str]) -> Iterator[str]:
+    for item in inputs:
+        if not item.startswith("@"):
+            yield item
+            continue
+        try:
+            lines = Path(item[1:]).read_text("utf-8-sig").splitlines()
+        except OSError as error:
+            raise UsageError(f"list of inputs {item[1:]} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"list of inputs {item[1:]} is not UTF-8 text with one path per line") from None
+        paths = [line.strip() for line in lines if line.strip()]
+        if not paths:
+            raise UsageError(f"list of inputs {item[1:]} names no files")
+        yield from paths
+
+
+def _backend_of(item: str, display: Display) -> Backend:
+    """The module that knows an item; what is on this machine is meant, whatever else it may be called."""
+    scheme, separator, _ = item.partition("://")
+    if separator:
+        if scheme not in SCHEMES:
+            known = ", ".join(f"{known}://" for known in SCHEMES)
+            raise UsageError(f"input {item}: {scheme}:// is not read; expected a path, a glob, or {known}")
+        return _load(SCHEMES[scheme])
+    if is_here(item):
+        named = name_of(item)
+        if named is not None:
+            display.say(f"{item} is read from here; the data set is hf://datasets/{named.repository}", style="yellow")
+        return _load("local")
+    if could_be_on_hub(item):
+        return _load("hub")
+    raise UsageError(f"input {item} does not exist{suggest(item)}")
+
+
+def _load(module: str) -> Backend:
+    return cast("Backend", import_module(f"tokenmill.inputs.{module}"))
+
+
+def name_inputs(inputs: Sequence[Input]) -> list[str]:
+    """What a manifest calls inputs: local files below their common folder, so that it holds no absolute path."""
+    absolute = {index: os.path.abspath(item.path) for index, item in enumerate(inputs) if item.name is None}
+    folder = os.path.commonpath([os.path.dirname(path) for path in absolute.values()]) if absolute else ""
+    skip = len(folder) if folder.endswith(os.sep) else len(folder) + 1
+    below = {index: path[skip:].replace(os.sep, "/") for index, path in absolute.items()}
+    return [below[index] if item.name is None else item.name for index, item in enumerate(inputs)]
+
+
+def text_key_of(inputs: Sequence[Input], given: str | None, display: Display | None = None) -> str:
+    """The field that holds the text: the one that was `given`, else what the inputs say, else `text`."""
+    if given is not None:
+        return given
+    keys = sorted({item.text_key or DEFAULT_TEXT_KEY for item in inputs})
+    if len(keys) > 1:
+        raise UsageError(
+            f"the inputs have their text in different fields, {', '.join(keys)}; pass --text-key, or run them apart"
+        )
+    if keys != [DEFAULT_TEXT_KEY]:
+        (display or Silence()).say(f"text       in {keys[0]!r}, the only field of strings; --text-key names another")
+    return keys[0]

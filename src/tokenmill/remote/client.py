@@ -1,0 +1,336 @@
+"""One request to an object store: obstore makes it, tries it again, and says in a sentence what went wrong.
+
+obstore tries again what fails before the first byte of an answer. A body that breaks off, or that is shorter than what
+was asked for, is noticed and asked for again here: no caller ever sees fewer bytes than it wanted.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from tokenmill.errors import MissingDependencyError, TokenmillError, UsageError
+
+__all__ = [
+    "SCHEMES",
+    "AlreadyThere",
+    "ChangedObject",
+    "NoSuchObject",
+    "RemoteError",
+    "Request",
+    "count_requests",
+    "describe_endpoint",
+    "perform",
+]
+
+SCHEMES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
+"""What URLs begin with, and what the environment variables of that store begin with."""
+CLIENT_OPTIONS = {"timeout", "connect_timeout", "allow_http", "allow_invalid_certificates", "proxy_url", "user_agent"}
+"""How a connection is made: `AWS_TIMEOUT=5s`, `AWS_ALLOW_HTTP=true` and so on."""
+ATTEMPTS = 6
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
+PART_BYTES = 16 << 20
+"""Bytes of one part of an upload; S3 allows 10,000 parts, so 160 GB."""
+
+
+class RemoteError(TokenmillError):
+    """An object store that cannot be reached, or that refuses."""
+
+
+class NoSuchObject(RemoteError):
+    """There is no object of this name."""
+
+
+class ChangedObject(RemoteError):
+    """An object is not the one that it was when it was first looked at."""
+
+
+class AlreadyThere(RemoteError):
+    """An object that was to be created exists."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of one bucket. `do` is one of head, list, read, put, upload, create, delete."""
+
+    do: str
+    scheme: str
+    bucket: str
+    key: str = ""
+    keys: list[str] = []
+    start: int = 0
+    stop: int = 0
+    etag: str | None = None
+    """The object must still be this one."""
+    num_bytes: int | None = None
+    """How large the whole object must be."""
+    data: bytes = b""
+    path: str = ""
+    """A local file to upload."""
+
+    @property
+    def url(self) -> str:
+        """The object or the bucket, as a user writes it."""
+        return f"{self.scheme}://{self.bucket}/{self.key}"
+
+
+_counts: dict[str, int] = {}
+_count_lock = threading.Lock()
+
+
+def count_requests() -> dict[str, int]:
+    """How many requests this process has made of each kind, and how many `bytes` they brought."""
+    with _count_lock:
+        return dict(_counts)
+
+
+def count(kind: str, num_bytes: int = 0) -> None:
+    """Add one request to the counts."""
+    with _count_lock:
+        _counts[kind] = _counts.get(kind, 0) + 1
+        _counts["bytes"] = _counts.get("bytes", 0) + num_bytes
+
+
+def perform(request: Request) -> Any:
+    """Carry out a request in this process.
+
+    A head gives key, size and ETag, a list gives many of these, and a read gives bytes and an ETag.
+    """
+    count(request.do)
+    return _ACTIONS[request.do](request)
+
+
+def describe_endpoint(scheme: str) -> str:
+    """The server that URLs of a scheme lead to, as the environment names it."""
+    prefix = SCHEMES[scheme]
+    names = (f"{prefix}_ENDPOINT_URL_S3", f"{prefix}_ENDPOINT_URL", f"{prefix}_ENDPOINT", f"{prefix}_BASE_URL")
+    known = next((os.environ[name] for name in names if os.environ.get(name)), None)
+    return known or {"s3": "AWS S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage"}[scheme]
+
+
+@lru_cache(maxsize=64)
+def _open(scheme: str, bucket: str, environment: tuple[tuple[str, str], ...]) -> Any:
+    """The store of a bucket; what the environment says is a part of the key, so that a change of it is seen."""
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+    except ImportError:
+        raise MissingDependencyError(f"{scheme}://{bucket}", "s3") from None
+    # obstore reads the environment, but not for what is passed here.
+    options: dict[str, Any] = {"timeout": "60s", "connect_timeout": "10s"}
+    if describe_endpoint(scheme).startswith("http://"):
+        options["allow_http"] = True
+    for name, value in environment:
+        option = name.partition("_")[2].lower()
+        if option in CLIENT_OPTIONS:
+            options[option] = value.lower() in ("1", "true", "yes") if option.startswith("allow_") else value
+    retries: Any = {
+        "max_retries": ATTEMPTS,
+        "retry_timeout": timedelta(minutes=2),
+        "backoff": {"init_backoff": timedelta(seconds=FIRST_PAUSE_SECONDS), "max_backoff": timedelta(seconds=5)},
+    }
+    try:
+        return from_url(f"{scheme}://{bucket}", client_options=options, retry_config=retries)  # type: ignore[call-overload]
+    except (BaseError, ValueError) as error:
+        raise UsageError(f"{scheme}://{bucket} cannot be used: {_first_line(error)}") from None
+
+
+def _store(request: Request) -> Any:
+    prefix = f"{SCHEMES[request.scheme]}_"
+    told = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(prefix)))
+    return _open(request.scheme, request.bucket, told)
+
+
+def _head(request: Request) -> tuple[str, int, str | None]:
+    import obstore
+
+    meta = _translated(request, lambda: obstore.head(_store(request), request.key))
+    return request.key, meta["size"], meta["e_tag"]
+
+
+def _list(request: Request) -> list[tuple[str, int, str | None]]:
+    import obstore
+
+    def collect() -> list[tuple[str, int, str | None]]:
+        stream = obstore.list(_store(request), request.key or None, chunk_size=1000)
+        return [(meta["path"], meta["size"], meta["e_tag"]) for chunk in stream for meta in chunk]
+
+    return _translated(request, collect)
+
+
+def _read(request: Request) -> tuple[memoryview, str | None]:
+    """The bytes of a range, all of them, and the ETag of the object that they are of."""
+    import obstore
+    from obstore.exceptions import BaseError
+
+    options: Any = {"range": (request.start, request.stop)} if request.stop else {}
+    if request.etag is not None:
+        options["if_match"] = request.etag
+    problem = ""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            _pause(attempt)
+            count("read again")
+        result = _translated(request, lambda: obstore.get(_store(request), request.key, options=options))
+        _check_size(request, result.meta["size"])
+        try:
+            data = memoryview(result.bytes())
+        except BaseError as error:
+            problem = _first_line(error)
+            continue
+        wanted = min(request.stop, result.meta["size"]) - request.start if request.stop else result.meta["size"]
+        if len(data) == wanted:
+            count("answers", len(data))
+            return data, result.meta["e_tag"]
+        problem = f"{len(data):,} bytes came instead of {wanted:,}"
+    raise RemoteError(f"{request.url} cannot be read: {problem}, {ATTEMPTS} times; try again later")
+
+
+def _check_size(request: Request, size: int) -> None:
+    if request.num_bytes is not None and size != request.num_bytes:
+        raise ChangedObject(
+            f"{request.url} has {size:,} bytes and not {request.num_bytes:,}; it was replaced or cut off"
+        )
+
+
+def _put(request: Request) -> None:
+    import obstore
+
+    _translated(request, lambda: obstore.put(_store(request), request.key, request.data))
+
+
+def _upload(request: Request) -> None:
+    import obstore
+
+    def upload() -> None:
+        obstore.put(_store(request), request.key, Path(request.path), chunk_size=PART_BYTES, max_concurrency=4)
+
+    # An upload in parts that fails is begun anew as a whole: nobody sees half of an object.
+    _translated(request, upload, attempts=3)
+
+
+def _create(request: Request) -> bool:
+    """Write an object that must not exist; False if it exists with the same bytes, which may well be our own doing.
+
+    An answer can get lost after the object was written, and trying again then finds it there.
+    """
+    import obstore
+
+    try:
+        _translated(request, lambda: obstore.put(_store(request), request.key, request.data, mode="create"), attempts=3)
+        return True
+    except AlreadyThere:
+        there, _ = _read(msgspec.structs.replace(request, do="read", stop=0))
+        if bytes(there) != request.data:
+            raise
+        return False
+
+
+def _delete(request: Request) -> None:
+    import obstore
+
+    for first in range(0, len(request.keys), 1000):
+        some = request.keys[first : first + 1000]
+        try:
+            _translated(request, lambda some=some: obstore.delete(_store(request), some))  # type: ignore[misc]
+        except NoSuchObject:
+            if len(some) > 1:
+                for key in some:
+                    _delete(msgspec.structs.replace(request, keys=[key]))
+
+
+_ACTIONS: dict[str, Callable[[Request], Any]] = {
+    "head": _head,
+    "list": _list,
+    "read": _read,
+    "put": _put,
+    "upload": _upload,
+    "create": _create,
+    "delete": _delete,
+}
+
+ResultT = TypeVar("ResultT")
+
+
+def _translated(request: Request, call: Callable[[], ResultT], attempts: int = 1) -> ResultT:
+    """Make a call, with what obstore raises in our words; what may pass by itself is tried so many times."""
+    from obstore.exceptions import BaseError
+
+    for attempt in range(1, attempts + 1):
+        try:
+            return call()
+        except FileNotFoundError as error:
+            raise _not_found(request, str(error)) from None
+        except ValueError as error:
+            raise UsageError(f"{request.url} is not the name of an object: {_first_line(error)}") from None
+        except BaseError as error:
+            said = _explain(request, error)
+            if attempt == attempts or type(said) is not RemoteError or _is_refusal(str(error)):
+                raise said from None
+        _pause(attempt)
+    raise AssertionError("not reached")
+
+
+def _not_found(request: Request, message: str) -> RemoteError:
+    if "NoSuchBucket" in message or "ContainerNotFound" in message:
+        where = describe_endpoint(request.scheme)
+        return NoSuchObject(
+            f"{request.scheme}://{request.bucket} does not exist at {where}; check the URL's first part"
+        )
+    return NoSuchObject(f"{request.url} does not exist")
+
+
+def _explain(request: Request, error: Exception) -> RemoteError:
+    """What an error of obstore means to a user."""
+    from obstore.exceptions import AlreadyExistsError, PermissionDeniedError, PreconditionError, UnauthenticatedError
+
+    message = str(error)
+    keys = {"s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "gs": "GOOGLE_SERVICE_ACCOUNT"}
+    names = keys.get(request.scheme, "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY")
+    if isinstance(error, AlreadyExistsError):
+        return AlreadyThere(f"{request.url} exists already, with other content")
+    if isinstance(error, PreconditionError):
+        if request.do == "create":
+            return AlreadyThere(f"{request.url} exists already, with other content")
+        return ChangedObject(f"{request.url} was replaced while it was being read")
+    if "status code: 416" in message:
+        return ChangedObject(f"{request.url} ends before byte {request.start:,}; it was replaced or cut off")
+    if "404" in message and ("NoSuchBucket" in message or "ContainerNotFound" in message):
+        return _not_found(request, message)
+    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or " 403 " in message or " 401 " in message:
+        return RemoteError(f"access to {request.url} was denied; check {names}, and what they allow")
+    if "169.254.169.254" in message or "metadata.google" in message:
+        public = "; for a public bucket set AWS_SKIP_SIGNATURE=true" if request.scheme == "s3" else ""
+        return RemoteError(f"{request.url} needs credentials, and there are none: set {names}{public}")
+    if "error sending request" in message or "error trying to connect" in message:
+        where, name = describe_endpoint(request.scheme), _ENDPOINTS[request.scheme]
+        return RemoteError(f"{request.url}: {where} cannot be reached or does not answer; check {name}")
+    return RemoteError(f"{request.url}: {_first_line(error)}")
+
+
+_ENDPOINTS = {"s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL", "az": "AZURE_STORAGE_ENDPOINT"}
+_REFUSALS = ("400", "401", "403", "404", "405", "409", "411", "416", "501")
+
+
+def _is_refusal(message: str) -> bool:
+    """Whether a server has answered that it will not, so that asking again is no use."""
+    return any(f"status code: {code}" in message for code in _REFUSALS)
+
+
+def _first_line(error: BaseException) -> str:
+    """The start of what obstore says, which goes on with what it looks like inside."""
+    line = str(error).partition("\n")[0].partition(": <?xml")[0]
+    return line.removeprefix("Generic S3 error: ").strip()[:200]
+
+
+def _pause(attempt: int) -> None:
+    longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**attempt)
+    time.sleep(random.uniform(0, longest))

@@ -1,0 +1,274 @@
+"""Proofs on a real Ray cluster of three nodes on this machine: whatever is killed, the store has the same bytes.
+
+    python -m tests.cluster.ray_faults --rounds 2
+
+Everything runs in a namespace of the network that has nothing but loopback, where that can be made; the nodes are
+127.0.0.2 and up. Every store is compared file by file with one of the local executor; prints a tally.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.cluster.loopback import leave_network
+from tests.cluster.ray_here import is_at_work
+from tests.running import command, sentence, snapshot
+
+NODES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+FLAGS = ("--tokenizer", "bytes", "--task-bytes", "20kB", "--val-fraction", "0.1", "--keep-keys", "id")
+
+
+def make_corpus(folder: Path) -> Path:
+    """JSON lines with bad ones among them, a compressed stream, and Parquet, in about 250 tasks."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import zstandard
+
+    folder.mkdir()
+    rng = random.Random(0)
+    words = ["token", "mill", "grün", "日本", "flour", "stone", "river", "wheel", "café", "a", "the"]
+
+    def lines(count: int) -> bytes:
+        rows = []
+        for number in range(count):
+            row = json.dumps({"text": " ".join(rng.choices(words, k=rng.randint(5, 300))), "id": number})
+            rows.append(row if rng.random() > 0.01 else row[:-4])
+        return "".join(row + "\n" for row in rows).encode()
+
+    (folder / "a.jsonl").write_bytes(lines(2000))
+    (folder / "b.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(lines(2000)))
+    texts = [" ".join(rng.choices(words, k=rng.randint(5, 300))) for _ in range(1000)]
+    pq.write_table(pa.table({"text": texts, "id": list(range(1000))}), folder / "c.parquet", row_group_size=20)
+    return folder
+
+
+class Nodes:
+    """A cluster of three nodes, of which some may be missing for a while."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster()
+        self._nodes: dict[str, Any] = {}
+        self.restore()
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    def restore(self) -> None:
+        """Start the nodes that are not there."""
+        for address in NODES:
+            if address not in self._nodes:
+                self._nodes[address] = self._cluster.add_node(
+                    node_ip_address=address, num_cpus=1, include_dashboard=False, object_store_memory=80_000_000
+                )
+
+    def remove(self, address: str) -> None:
+        """Kill a node and everything on it."""
+        self._cluster.remove_node(self._nodes.pop(address), allow_graceful=False)
+
+    def live(self) -> bool:
+        """Whether the head and its nodes are there: a run must leave the cluster as it was."""
+        return all(node.all_processes and node.any_processes_alive() for node in self._nodes.values())
+
+    def shutdown(self) -> None:
+        self._cluster.shutdown()
+
+
+class Run:
+    """`tokenmill tokenize --executor ray` in a process of its own."""
+
+    def __init__(self, proofs: Proofs, *flags: str) -> None:
+        arguments = command("tokenize", proofs.corpus, "-o", proofs.out, *FLAGS, "--executor", "ray", *flags)
+        self._folder = proofs.folder
+        self.out = proofs.out
+        with (self._folder / "stderr").open("wb") as errors:
+            self.process = subprocess.Popen(
+                arguments,
+                env={**os.environ, "RAY_ADDRESS": proofs.nodes.address},
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    @property
+    def said(self) -> str:
+        return (self._folder / "stderr").read_text()
+
+    def wait_for_entries(self, count: int, input: str = "*") -> None:
+        """Until so many tasks, or so many of an input, are published."""
+        while len(list(self.out.glob(f".tasks/0{input}-*.json"))) < count:
+            assert self.process.poll() is None, f"ended before {count} tasks were done: {self.said}"
+            time.sleep(0.01)
+
+    def end(self) -> int:
+        code = self.process.wait(120)
+        assert "Traceback" not in self.said, self.said
+        return code
+
+    def end_well(self) -> None:
+        code = self.end()
+        assert code == 0, self.said
+
+
+class Proofs:
+    """Each proof is one store, disturbed in one way."""
+
+    def __init__(self, folder: Path, nodes: Nodes) -> None:
+        self.folder = folder
+        self.nodes = nodes
+        self.out = folder / "store"
+        self.corpus = make_corpus(folder / "corpus")
+        self.tally: Counter[str] = Counter()
+        self._rng = random.Random(0)
+        arguments = command("tokenize", self.corpus, "-o", folder / "local", *FLAGS, "--on-error", "skip", "--quiet")
+        subprocess.run(arguments, check=True, capture_output=True, timeout=120)
+        self.expected = snapshot(folder / "local")
+
+    def compare(self, what: str) -> None:
+        found = snapshot(self.out)
+        assert found.keys() == self.expected.keys(), found.keys() ^ self.expected.keys()
+        different = [name for name in found if found[name] != self.expected[name]]
+        assert not different, f"different bytes in {different}"
+        assert self.nodes.live(), "the cluster was not left as it was"
+        shutil.rmtree(self.out)
+        self.tally[what] += 1
+        print(f"  {what}", flush=True)
+
+    def skip(self, *flags: str) -> Run:
+        return Run(self, "--on-error", "skip", *flags)
+
+    def entries(self) -> int:
+        """Early, in the middle, or late."""
+        return self._rng.choice((3, 40, 120))
+
+    def undisturbed(self) -> None:
+        self.skip().end_well()
+        attempt = json.loads((self.out / "run.json").read_text())["attempts"][-1]
+        machines = {worker["name"].rpartition(" ")[2] for worker in attempt["last"]["machine"]["workers"]}
+        assert machines == set(NODES), machines
+        self.compare("undisturbed, on three nodes")
+
+    def kill_worker(self) -> None:
+        run = self.skip()
+        run.wait_for_entries(self.entries())
+        self._kill_one_at_work()
+        run.end_well()
+        assert "trying it again" in run.said, run.said
+        self.compare("worker killed")
+
+    def kill_one_task_twice(self) -> None:
+        """One call at a time, and the stream is over, so that it is the same task that loses its process twice."""
+        run = self.skip("--workers", "1")
+        run.wait_for_entries(3, input="0000")
+        first = self._kill_one_at_work()
+        self._kill_one_at_work(but=first)
+        assert run.end() == 1, run.said
+        done = subprocess.CompletedProcess([], 1, "", run.said)
+        assert "was lost with process" in sentence(done) and "the last of 2 attempts" in sentence(done), run.said
+        self.skip().end_well()
+        self.compare("task killed twice: named, then continued")
+
+    def remove_node(self) -> None:
+        run = self.skip()
+        run.wait_for_entries(self.entries())
+        self.nodes.remove(self._rng.choice(NODES[1:]))
+        run.end_well()
+        self.nodes.restore()
+        self.compare("node removed")
+
+    def kill_driver(self) -> None:
+        run = self.skip()
+        run.wait_for_entries(self.entries())
+        run.process.kill()
+        run.process.wait()
+        again = self.skip()
+        again.end_well()
+        assert "tasks are already done" in again.said, again.said
+        self.compare("driver killed and rerun")
+
+    def interrupt_driver(self) -> None:
+        run = self.skip()
+        run.wait_for_entries(self.entries())
+        os.killpg(run.process.pid, signal.SIGINT)
+        assert run.end() == 130, run.said
+        assert run.said.endswith(f"stopped by SIGINT; run the same command again to continue {self.out}\n"), run.said
+        assert not list(self.out.rglob("*.tmp"))
+        self.skip().end_well()
+        self.compare("interrupted and rerun")
+
+    def finish_here(self) -> None:
+        """What a cluster has begun, the local executor ends."""
+        run = self.skip()
+        run.wait_for_entries(self.entries())
+        run.process.kill()
+        run.process.wait()
+        arguments = command("tokenize", self.corpus, "-o", self.out, *FLAGS, "--on-error", "skip")
+        subprocess.run(arguments, check=True, capture_output=True, timeout=120)
+        self.compare("driver killed, ended by the local executor")
+
+    def fail(self) -> None:
+        """The sentence of a bad record is that of the local executor, and nothing of Ray's."""
+        run = Run(self, "--limit", "400")
+        assert run.end() == 1, run.said
+        arguments = command("tokenize", self.corpus, "-o", self.folder / "failing", *FLAGS, "--limit", "400")
+        here = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+        assert sentence(subprocess.CompletedProcess([], 1, "", run.said)) == sentence(here)
+        shutil.rmtree(self.out)
+        self.tally["bad record: the same sentence"] += 1
+
+    def _kill_one_at_work(self, but: int = 0) -> int:
+        while True:
+            with suppress(psutil.NoSuchProcess):
+                working = [p for p in psutil.Process().children(recursive=True) if is_at_work(p) and p.pid != but]
+                if working:
+                    chosen = self._rng.choice(working)
+                    chosen.kill()
+                    return chosen.pid
+            time.sleep(0.005)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2, help="How often each way of disturbing is tried.")
+    parser.add_argument("--only", help="One of them.")
+    arguments = parser.parse_args()
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if not leave_network():
+        print("no namespace of the network could be made: Ray listens on all interfaces", file=sys.stderr)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
+        nodes = Nodes()
+        try:
+            proofs = Proofs(Path(folder), nodes)
+            once = [proofs.undisturbed, proofs.fail]
+            often = [proofs.kill_worker, proofs.remove_node, proofs.kill_driver, proofs.interrupt_driver]
+            often += [proofs.kill_one_task_twice, proofs.finish_here]
+            for proof in once + often * arguments.rounds:
+                if arguments.only in (None, proof.__name__):
+                    proof()
+        finally:
+            nodes.shutdown()
+    for name, count in sorted(proofs.tally.items()):
+        print(f"{name:<44} {count:3d}")
+    print(f"all stores equal to that of the local executor, {time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""`Dataset` and `IterableDataset` objects of Hugging Face as inputs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, DatasetDict, IterableDataset
+
+import tokenmill as tm
+from tests.conftest import make_texts, write_jsonl
+from tests.running import ThreadExecutor, ids_of, snapshot, sources_of, texts_of, tokenize_here
+from tokenmill.errors import StoreError, UsageError
+from tokenmill.inputs import datasets
+from tokenmill.progress import Silence
+from tokenmill.store.store import TokenStore
+
+TEXTS = [text for text in make_texts(700, seed=3) if text]
+
+
+def tokenize(dataset: Any, out: Path, **flags: Any) -> TokenStore:
+    return tm.tokenize(dataset, out, tokenizer="bytes", executor=ThreadExecutor(), **flags)  # type: ignore[arg-type]
+
+
+def test_a_dataset_gives_the_tokens_that_its_texts_give_as_a_file(tmp_path: Path) -> None:
+    store = tokenize(
+        Dataset.from_dict({"text": TEXTS, "n": list(range(len(TEXTS)))}), tmp_path / "out", keep_keys=["n"]
+    )
+    expected = tokenize_here(write_jsonl(tmp_path / "a.jsonl", TEXTS), tmp_path / "expected", tokenizer="bytes")
+    assert ids_of(store) == ids_of(expected)
+    assert sources_of(store)["key.n"].to_pylist() == [str(number) for number in range(len(TEXTS))]
+    assert [file.path for file in store.manifest.inputs] == ["rows-000000000000.parquet"]
+    assert str(tmp_path).encode() not in b"".join(snapshot(tmp_path / "out").values())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "expected", "out"]
+
+
+def test_selections_shuffles_and_transformations_are_what_is_read(tmp_path: Path) -> None:
+    dataset = Dataset.from_dict({"text": TEXTS, "n": list(range(len(TEXTS)))})
+    shuffled = dataset.shuffle(seed=7).select(range(100)).map(lambda row: {"text": row["text"] + "!"})
+    assert texts_of(tokenize(shuffled, tmp_path / "shuffled")) == shuffled["text"][:]
+    loud = dataset.with_transform(lambda rows: {"loud": [text.upper() for text in rows["text"]]})
+    assert texts_of(tokenize(loud, tmp_path / "loud", text_key="loud")) == [text.upper() for text in TEXTS]
+
+
+def test_equal_datasets_give_equal_bytes_wherever_the_store_is(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        dataset = Dataset.from_dict({"text": TEXTS}) if name == "a" else IterableDataset.from_generator(rows)
+        tokenize(dataset, tmp_path / name / "out", task_bytes=20_000)
+    assert snapshot(tmp_path / "a" / "out") == snapshot(tmp_path / "b" / "out")
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    for text in TEXTS:
+        yield {"text": text}
+
+
+def test_a_generator_is_read_once_and_may_change_the_types_of_its_fields(tmp_path: Path) -> None:
+    calls = []
+
+    def changing() -> Iterator[dict[str, Any]]:
+        calls.append(1)
+        for number, text in enumerate(TEXTS):
+            yield {"text": text, "score": None if number < 300 else number / 2, "other": object.__name__}
+
+    store = tokenize(IterableDataset.from_generator(changing), tmp_path / "out", keep_keys=["score"])
+    assert texts_of(store) == TEXTS
+    kept = sources_of(store)["key.score"].to_pylist()
+    assert kept == [None] * 300 + [json.dumps(number / 2) for number in range(300, len(TEXTS))]
+    assert [file.path for file in store.manifest.inputs] == ["rows-000000000000.parquet", "rows-000000000256.parquet"]
+    assert len(calls) == 1
+
+
+def test_a_limit_ends_what_would_never_end(tmp_path: Path) -> None:
+    endless = IterableDataset.from_generator(lambda: ({"text": f"document {number}"} for number in itertools.count()))
+    store = tokenize(endless, tmp_path / "out", limit=300)
+    assert texts_of(store) == [f"document {number}" for number in range(300)]
+
+
+def test_large_datasets_are_cut_into_files_and_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "GROUP_BYTES", 4_000)
+    monkeypatch.setattr(datasets, "FILE_BYTES", 60_000)
+    monkeypatch.setattr(datasets, "BATCH_ROWS", 10)
+    store = tokenize(Dataset.from_dict({"text": TEXTS}), tmp_path / "out", task_bytes=5_000)
+    assert texts_of(store) == TEXTS
+    assert len(store.manifest.inputs) > 2
+    assert len(store.manifest.splits["train"].shards) > len(store.manifest.inputs)
+
+
+def test_conversations_and_nested_fields_are_found_in_their_columns(tmp_path: Path) -> None:
+    nested = Dataset.from_dict({"body": [{"text": text, "more": 1} for text in TEXTS], "url": ["u"] * len(TEXTS)})
+    assert texts_of(tokenize(nested, tmp_path / "nested", text_key="body.text", keep_keys=["url"])) == TEXTS
+    pairs = Dataset.from_dict({"q": ["one", "two"], "a": ["1", "2"], "unused": [object.__name__] * 2})
+    store = tokenize(pairs, tmp_path / "pairs", prompt_key="q", response_key="a", template="{prompt}={response}")
+    assert texts_of(store) == ["one=1", "two=2"]
+
+
+def test_the_only_column_of_strings_holds_the_text_unless_another_is_named(tmp_path: Path) -> None:
+    one = Dataset.from_dict({"story": ["once"], "n": [1]})
+    assert texts_of(tokenize(one, tmp_path / "one")) == ["once"]
+    two = Dataset.from_dict({"title": ["t"], "body": ["b"]})
+    with pytest.raises(UsageError, match=r"no column 'text'; it has 'title', 'body': pass text_key="):
+        tokenize(two, tmp_path / "two")
+    assert texts_of(tokenize(two, tmp_path / "two", text_key="body")) == ["b"]
+
+
+def test_what_cannot_be_read_is_refused_in_a_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    dataset = Dataset.from_dict({"text": ["a"]})
+    mixed = IterableDataset.from_generator(lambda: iter([{"text": "a"}, {"text": 7}]))
+    refused = {
+        "has several splits; pass one of them: 'train', 'test'": DatasetDict(train=dataset, test=dataset),
+        "join them with datasets.concatenate_datasets": [dataset, dataset],
+        "the dataset has no rows": Dataset.from_dict({"text": []}),
+        "column 'text' of the dataset has values that do not go together": mixed,
+    }
+    for said, value in refused.items():
+        with pytest.raises(UsageError, match=said):
+            tokenize(value, tmp_path / "out")
+    with pytest.raises(UsageError, match="no input for ranks"):
+        tokenize(dataset, tmp_path / "out", rank=0, world_size=2)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_missing_text_is_a_reject_that_names_its_row(tmp_path: Path) -> None:
+    dataset = Dataset.from_dict({"text": ["a", None, "c"]})
+    store = tokenize(dataset, tmp_path / "out", on_error="skip")
+    assert texts_of(store) == ["a", "c"]
+    (reject,) = [json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
+    assert (reject["file"], reject["row"]) == ("rows-000000000000.parquet", 2)
+
+
+def test_what_a_failed_run_wrote_down_is_used_again_for_the_same_dataset_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = Dataset.from_dict({"text": [*TEXTS, None]})
+    with pytest.raises(tm.DataError, match=f"rows-000000000000.parquet row {len(TEXTS) + 1}"):
+        tokenize(dataset, tmp_path / "out")
+    folder = tmp_path / ".out.inputs"
+    assert sorted(path.name for path in folder.iterdir()) == [".complete.json", "rows-000000000000.parquet"]
+    written = []
+    write = datasets._Writer.write
+    monkeypatch.setattr(datasets._Writer, "write", lambda self, given: (written.append(1), write(self, given)))
+    store = tokenize(dataset, tmp_path / "out", on_error="skip")
+    assert not written
+    assert not folder.exists()
+    assert store.num_documents == len(TEXTS)
+    with pytest.raises(tm.DataError):
+        tokenize(dataset, tmp_path / "other")
+    assert tokenize(Dataset.from_dict({"text": ["else"]}), tmp_path / "other", overwrite=True).num_documents == 1
+    assert len(written) == 2
+
+
+def test_two_runs_do_not_share_what_is_written_down(tmp_path: Path) -> None:
+    wanted = datasets.Wanted(keys=["text"], kept=[], limit=None)
+    dataset = Dataset.from_dict({"text": ["a"]})
+    with (
+        datasets.staged(dataset, tmp_path / "out", wanted, Silence()),
+        pytest.raises(StoreError, match="in use by another run"),
+    ):
+        tokenize(dataset, tmp_path / "out")
+    assert not (tmp_path / ".out.inputs").exists()
+
+
+class Notes(Silence):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def say(self, text: str, *, style: str = "") -> None:
+        self.notes.append(text)
+
+
+def test_a_generator_that_is_written_down_again_goes_on_where_the_run_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "GROUP_BYTES", 8_000)
+    monkeypatch.setattr(datasets, "BATCH_ROWS", 20)
+    calls = []
+
+    def failing(last: str | None = None) -> Iterator[dict[str, Any]]:
+        calls.append(1)
+        yield from rows()
+        yield {"text": last}
+
+    flags = {"task_bytes": 10_000, "workers": 1}
+    with pytest.raises(tm.DataError):
+        tokenize(IterableDataset.from_generator(failing), tmp_path / "out", **flags)
+    display = Notes()
+    tokenize(IterableDataset.from_generator(failing), tmp_path / "out", on_error="skip", display=display, **flags)
+    assert any(note.startswith("continuing: ") for note in display.notes)
+    assert not any("done again" in note for note in display.notes)
+    tokenize(IterableDataset.from_generator(failing), tmp_path / "whole", on_error="skip", **flags)
+    assert snapshot(tmp_path / "out") == snapshot(tmp_path / "whole")
+    assert len(calls) == 3
+
+    with pytest.raises(tm.DataError):
+        tokenize(IterableDataset.from_generator(failing), tmp_path / "other", **flags)
+    changed = IterableDataset.from_generator(lambda: failing("another"))
+    with pytest.raises(StoreError, match=r"rows-000000000000.parquet (had|has)"):
+        tokenize(changed, tmp_path / "other", **flags)

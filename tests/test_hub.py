@@ -1,0 +1,503 @@
+"""Data sets of the Hub as inputs: the real client, against a server on loopback that speaks its API."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hub_repositories import add_named, card, jsonl_zst, parquet, texts_of
+from tests.hub_server import TOKEN, Hub, serving
+from tests.running import ids_of, sentence, snapshot, start, tokenmill, wait_for
+from tests.running import texts_of as texts_in
+from tokenmill.errors import UsageError
+from tokenmill.inputs import Input, text_key_of
+from tokenmill.store.store import TokenStore
+
+PROBE = """
+import json, sys
+import tokenmill.errors, tokenmill.inputs, tokenmill.progress
+class Notes(tokenmill.progress.Silence):
+    def __init__(self): self.notes = []
+    def say(self, text, *, style=""): self.notes.append(text)
+items, limit = json.loads(sys.argv[1])
+for several in items:
+    notes = Notes()
+    try:
+        found = tokenmill.inputs.expand_inputs(several, notes, limit)
+        answer = {"files": [[f.name, f.path, f.text_key, f.origin] for f in found], "notes": notes.notes}
+    except tokenmill.errors.TokenmillError as error:
+        answer = {"error": str(error), "kind": type(error).__name__}
+    print(json.dumps(answer))
+"""
+
+
+@pytest.fixture(scope="module")
+def _hub() -> Iterator[Hub]:
+    with serving() as hub:
+        add_named(hub)
+        yield hub
+
+
+@pytest.fixture
+def hub(_hub: Hub) -> Hub:
+    """The server with the named data sets, and no memory of other tests."""
+    _hub.requests.clear()
+    _hub.faults.clear()
+    _hub.gate.set()
+    return _hub
+
+
+class Client:
+    """A user with a cache of their own."""
+
+    def __init__(self, hub: Hub, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "hf"
+        self.env = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(self.home), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        self.unset = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
+
+    def environment(self, **env: str) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if key not in self.unset}
+        return {**kept, **self.env, **env}
+
+    def find(self, *items: str | list[str], limit: int | None = None, **env: str) -> list[dict[str, Any]]:
+        """What each of some items, or lists of them, stands for."""
+        asked = json.dumps([[[item] if isinstance(item, str) else item for item in items], limit])
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE, asked],
+            env=self.environment(**env),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def names(self, *items: str | list[str], **env: str) -> list[list[str]]:
+        """The names of the files, without what all of them begin with."""
+        found = self.find(*items, **env)
+        assert all("files" in answer for answer in found), found
+        return [[file[0].removeprefix("datasets/") for file in answer["files"]] for answer in found]
+
+    def refusals(self, *items: str | list[str], **env: str) -> list[str]:
+        found = self.find(*items, **env)
+        assert all("error" in answer for answer in found), found
+        for answer in found:
+            assert "\n" not in answer["error"]
+        return [answer["error"] for answer in found]
+
+    def tokenize(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        command = ["tokenize", *arguments, "--tokenizer", "bytes", "--workers", "1"]
+        return tokenmill(*command, env=self.environment(**env), cwd=self.folder)
+
+
+@pytest.fixture
+def client(hub: Hub, tmp_path: Path) -> Client:
+    return Client(hub, tmp_path)
+
+
+def test_each_name_gives_the_files_of_its_train_split(hub: Hub, client: Client) -> None:
+    named = {
+        "finewebedu": [f"HuggingFaceFW/fineweb-edu/sample/10BT/00{n}_00000.parquet" for n in (0, 1)],
+        "wikitext-103": ["Salesforce/wikitext/wikitext-103-raw-v1/train-00000-of-00001.parquet"],
+        "tinystories": [
+            "roneneldan/TinyStories/data/train-00000-of-00002-2d5a1467fff1081b.parquet",
+            "roneneldan/TinyStories/data/train-00001-of-00002-5852b56a2bd28fd9.parquet",
+        ],
+        "openwebtext": [f"Skylion007/openwebtext@refs/convert/parquet/plain_text/train/000{n}.parquet" for n in (0, 1)],
+        "slimpajama": [
+            f"cerebras/SlimPajama-627B/train/chunk{chunk}/example_train_{n}.jsonl.zst"
+            for chunk in (1, 2)
+            for n in (0, 1)
+        ],
+    }
+    found = client.find(*named)
+    for (name, expected), answer in zip(named.items(), found, strict=True):
+        assert [file[0] for file in answer["files"]] == [f"datasets/{path}" for path in expected], name
+        for full_name, path, text_key, origin in answer["files"]:
+            repository, _, inner = re.fullmatch(r"datasets/(\w+/[\w-]+)(@refs/\w+/\w+)?/(.+)", full_name).groups()
+            served = hub.repositories[repository]
+            commit = origin.removeprefix(f"hf://datasets/{repository}@")
+            assert Path(path).read_bytes() == served.commits[commit][inner]
+            assert text_key == "text"
+            assert Path(path).is_relative_to(client.home)
+    assert any("is a loading script, openwebtext.py, which is not run" in note for note in found[3]["notes"])
+    assert any("sample-10BT" in note for note in found[0]["notes"])
+    # Only what is needed is listed: the card says where the sample is.
+    assert hub.asked(r"tree/\w+/sample") and not hub.asked(r"fineweb-edu/tree/\w+$")
+
+
+def test_configurations_and_splits_follow_colons(client: Client) -> None:
+    fineweb, wikitext = "HuggingFaceFW/fineweb-edu", "Salesforce/wikitext"
+    found = client.names(
+        "finewebedu:CC-MAIN-2013-20",
+        "finewebedu:default",
+        "wikitext-103:validation",
+        "tinystories:validation",
+        "slimpajama:test",
+        f"{wikitext}:wikitext-2-raw-v1",
+        f"{wikitext}:wikitext-103-raw-v1:test",
+        f"hf://datasets/{wikitext}:wikitext-103-raw-v1:test",
+        "roneneldan/TinyStories",
+        "Skylion007/openwebtext:plain_text:train",
+        f"hf://datasets/{fineweb}",
+    )
+    everything = [
+        f"{fineweb}/data/CC-MAIN-2013-20/train-00000-of-00001.parquet",
+        f"{fineweb}/data/CC-MAIN-2024-10/000_00000.parquet",
+    ]
+    assert found[0] == everything[:1]
+    assert found[1] == found[10] == everything
+    assert found[2] == [f"{wikitext}/wikitext-103-raw-v1/validation-00000-of-00001.parquet"]
+    assert found[3] == ["roneneldan/TinyStories/data/validation-00000-of-00001-869c898b519ad725.parquet"]
+    assert found[4] == [f"cerebras/SlimPajama-627B/test/chunk1/example_test_{n}.jsonl.zst" for n in (0, 1)]
+    assert found[5] == [f"{wikitext}/wikitext-2-raw-v1/train-00000-of-00001.parquet"]
+    assert found[6] == found[7] == [f"{wikitext}/wikitext-103-raw-v1/test-00000-of-00001.parquet"]
+    assert len(found[8]) == len(found[9]) == 2
+
+
+def test_paths_folders_globs_and_revisions_name_files(hub: Hub, client: Client) -> None:
+    repository = hub.add("me/notes", {"a.jsonl": b'{"text": "old"}\n'})
+    old = repository.refs["main"]
+    repository.refs["v1"] = old
+    repository.commit({"a.jsonl": b'{"text": "new"}\n', "d/b.jsonl": b"{}\n", "d/e/c.jsonl": b"{}\n", "d/x.png": b"p"})
+    url = "hf://datasets/me/notes"
+    items = [
+        f"{url}/a.jsonl",
+        f"{url}/d",
+        f"{url}/d/*.jsonl",
+        f"{url}/**/*.jsonl",
+        f"{url}/d/e/?.jsonl",
+        f"{url}/d/x.png",
+    ]
+    found = client.names(*items)
+    assert found[0] == ["me/notes/a.jsonl"]
+    assert found[1] == ["me/notes/d/b.jsonl", "me/notes/d/e/c.jsonl"]
+    assert found[2] == ["me/notes/d/b.jsonl"]
+    assert found[3] == ["me/notes/a.jsonl", "me/notes/d/b.jsonl", "me/notes/d/e/c.jsonl"]
+    assert found[4] == ["me/notes/d/e/c.jsonl"]
+    assert found[5] == ["me/notes/d/x.png"]
+    versions = client.find(
+        f"{url}/a.jsonl", f"{url}@v1/a.jsonl", f"{url}@{old}/a.jsonl", f"{url}@refs%2Fpr%2F1/a.jsonl"
+    )
+    contents = [Path(answer["files"][0][1]).read_text() for answer in versions[:3]]
+    assert contents == ['{"text": "new"}\n', '{"text": "old"}\n', '{"text": "old"}\n']
+    assert versions[1]["files"][0][3] == f"{url}@{old}"
+    assert "refs/pr/1" in versions[3]["error"]
+    converted = "hf://datasets/Skylion007/openwebtext@~parquet"
+    assert (
+        client.names(f"{converted}/plain_text/train/*.parquet", converted)
+        == [[f"Skylion007/openwebtext@refs/convert/parquet/plain_text/train/000{n}.parquet" for n in (0, 1)]] * 2
+    )
+
+
+def test_a_folder_with_several_splits_is_read_whole_and_says_so(client: Client) -> None:
+    (answer,) = client.find("hf://datasets/Salesforce/wikitext/wikitext-103-raw-v1")
+    assert len(answer["files"]) == 3
+    assert any("has files of train, validation, test; all of them are read" in note for note in answer["notes"])
+
+
+def test_what_is_reached_twice_is_read_once_and_what_is_named_twice_is_refused(client: Client) -> None:
+    url = "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT"
+    both, twice = client.find(["finewebedu", f"{url}/*.parquet"], [f"{url}/000_00000.parquet"] * 2)
+    assert len(both["files"]) == 2
+    assert "named twice" in twice["error"]
+
+
+def test_a_named_data_set_goes_through_a_whole_run(hub: Hub, client: Client, tmp_path: Path) -> None:
+    done = client.tokenize("tinystories", "-o", "out", "--log-json")
+    assert done.returncode == 0, done.stderr
+    store = TokenStore(tmp_path / "out")
+    assert texts_in(store) == texts_of("story-0", 80) + texts_of("story-1")
+    assert [file.path for file in store.manifest.inputs] == [
+        "datasets/roneneldan/TinyStories/data/train-00000-of-00002-2d5a1467fff1081b.parquet",
+        "datasets/roneneldan/TinyStories/data/train-00001-of-00002-5852b56a2bd28fd9.parquet",
+    ]
+    everything = b"".join(snapshot(tmp_path / "out").values())
+    assert str(tmp_path).encode() not in everything
+    assert b"snapshots" not in everything
+    commit = hub.repositories["roneneldan/TinyStories"].refs["main"]
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert run["origins"] == [f"hf://datasets/roneneldan/TinyStories@{commit}"]
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    fetched = [event for event in events if event["event"] == "preparation"]
+    assert fetched[-1]["fraction"] == 1.0
+    assert fetched[-1]["what"] == "2 of 2 files of roneneldan/TinyStories"
+    assert any(commit[:12] in event.get("text", "") for event in events)
+
+    hub.requests.clear()
+    again = client.tokenize("tinystories", "-o", "out")
+    assert again.returncode == 0
+    assert not hub.asked("resolve|tree|cdn")
+    verified = tokenmill(
+        "verify", "out", "--against", "tinystories", "--all", env=client.environment(), cwd=client.folder
+    )
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_a_commit_that_leaves_the_data_alone_changes_nothing_and_one_that_does_not_is_refused(
+    hub: Hub, client: Client, tmp_path: Path
+) -> None:
+    files = {"README.md": b"# one", "train.jsonl": b'{"text": "one"}\n' * 200}
+    repository = hub.add("me/moving", files)
+    first = repository.refs["main"]
+    assert client.tokenize("me/moving", "-o", "out").returncode == 0
+    before = snapshot(tmp_path / "out")
+    repository.commit({**files, "README.md": b"# two"})
+    hub.requests.clear()
+    done = client.tokenize("me/moving", "-o", "out")
+    assert done.returncode == 0, done.stderr
+    assert not hub.asked("GET /cdn")
+    repository.commit({**files, "train.jsonl": b'{"text": "two"}\n' * 200})
+    refused = sentence(client.tokenize("me/moving", "-o", "out"))
+    assert "train.jsonl has other content than when out was begun" in refused
+    assert client.tokenize(f"me/moving@{first}", "-o", "out").returncode == 0
+    assert snapshot(tmp_path / "out") == before
+
+
+def test_a_gated_data_set_needs_a_token_which_goes_nowhere_else(hub: Hub, client: Client) -> None:
+    hub.add("me/gated", {"train.parquet": parquet(texts_of("gated", 200))}, is_gated=True)
+    hub.add("me/private", {"train.parquet": parquet(texts_of("private", 200))}, is_private=True)
+    gated, private = client.refusals("me/gated", "hf://datasets/me/private")
+    assert gated == (
+        f"input me/gated does not exist here, and as a data set of the Hub: it is gated; accept its terms at "
+        f"{hub.endpoint}/datasets/me/gated and set HF_TOKEN to a token of that account"
+    )
+    assert f"{hub.endpoint} has no such data set, or it is private and needs HF_TOKEN" in private
+    assert "refuses the token in HF_TOKEN" in client.refusals("me/gated", HF_TOKEN="hf_wrong")[0]
+    assert client.names("me/gated", "me/private", HF_TOKEN=TOKEN) == [
+        ["me/gated/train.parquet"],
+        ["me/private/train.parquet"],
+    ]
+    assert hub.asked("GET /cdn")
+    (client.home / "token").write_text(TOKEN)
+    other = Client(hub, client.folder)
+    assert other.names("me/private") == [["me/private/train.parquet"]]
+
+
+def test_what_cannot_be_found_is_said_in_a_sentence(hub: Hub, client: Client) -> None:
+    hub.add(
+        "me/several",
+        {
+            "README.md": card(
+                "configs:\n- {config_name: en, data_files: a.txt}\n- {config_name: de, data_files: b.txt}"
+            ),
+            "a.txt": b"a",
+            "b.txt": b"b",
+        },
+    )
+    hub.add("me/script", {"script.py": b"import datasets", "data.csv": b"a,b"})
+    hub.add("me/images", {"a.png": b"png"})
+    hub.add("me/part", {"part.py": b"import datasets"}).commit(
+        {"default/partial-train/0000.parquet": parquet(["a"])}, "refs/convert/parquet"
+    )
+    hub.add("me/valid", {"valid.txt": b"v", "test.txt": b"t"})
+    expected = {
+        "roneneldan/TinyStorys": "does not exist here, and as a data set of the Hub: .* no such data set.*; did you mean roneneldan/TinyStories",
+        "hf://datasets/finewebedu/sample-100BT": "a configuration of finewebedu is written finewebedu:sample-100BT",
+        "tinystory": r"input tinystory does not exist; did you mean tinystories \(hf://datasets/roneneldan/TinyStories\)\?",
+        "hf://datasets/tinystories": "expected hf://datasets/owner/name",
+        "hf://models/a/b": "expected hf://datasets/owner/name",
+        "tinystories:foo": "roneneldan/TinyStories has no split 'foo'; there is train and validation",
+        "finewebedu:sample-1BT": "has no configuration 'sample-1BT'; there is default, sample-10BT and CC-MAIN-2013-20",
+        "wikitext-103:nothing:train": "Salesforce/wikitext has no configuration 'nothing'",
+        "me/several": "none is the default; write me/several:NAME, there is en and de",
+        "me/valid": "me/valid has no train split; there is validation and test",
+        "me/script": "is a loading script, script.py, which is not run, and the Hub has no Parquet of it",
+        "me/images": "has no Parquet, JSON lines, JSON or text, and the Hub has no Parquet of it",
+        "me/part": "has converted a part of me/part only; to take that part, write me/part:default:partial-train",
+        "me/valid@v9": "it has no revision 'v9'; expected a branch, a tag or a commit",
+        "hf://datasets/me/valid/none/*.txt": "nothing at none/\\*.txt of me/valid is Parquet",
+        "hf://datasets/me/images/": "has no Parquet",
+    }  # fmt: skip
+    for item, refusal in zip(expected, client.refusals(*expected), strict=True):
+        assert re.search(expected[item], refusal), refusal
+        assert refusal.startswith(("input ", "me/", "roneneldan/", "HuggingFaceFW/", "Salesforce/"))
+    assert client.names("me/part:default:partial-train")[0]
+
+
+def test_what_is_on_this_machine_is_never_looked_for_on_the_hub(hub: Hub, client: Client, tmp_path: Path) -> None:
+    (tmp_path / "tinystories").mkdir()
+    (tmp_path / "tinystories" / "a.jsonl").write_text("{}\n")
+    (tmp_path / "me").mkdir()
+    here, slip, file = client.find("tinystories", "me/slip", "data/train.jsonl")
+    assert [found[1] for found in here["files"]] == ["tinystories/a.jsonl"]
+    assert here["notes"] == ["tinystories is read from here; the data set is hf://datasets/roneneldan/TinyStories"]
+    assert slip["error"] == "input me/slip does not exist"
+    assert file["error"] == "input data/train.jsonl does not exist"
+    assert not hub.asked("datasets")
+
+
+def test_servers_that_fail_for_a_moment_and_bodies_that_break_off_change_no_byte(hub: Hub, client: Client) -> None:
+    data = jsonl_zst([hashlib.sha256(b"%d" % number).hexdigest() for number in range(300)])
+    hub.add("me/faulty", {f"train-{n}.jsonl.zst": data + b"\0" * 0 for n in range(2)} | {"README.md": b"# x"})
+    hub.fail(r"/api/datasets/me/faulty/revision", 500)
+    hub.fail(r"/api/datasets/me/faulty/tree", 503)
+    hub.fail(r"/resolve/.*/train-0", 502)
+    hub.fail(r"/cdn/me/faulty", 500)
+    hub.fail(r"/cdn/me/faulty", num_bytes=len(data) // 2)
+    hub.fail(r"/cdn/me/faulty", num_bytes=10)
+    (answer,) = client.find("me/faulty")
+    assert [Path(file[1]).read_bytes() for file in answer["files"]] == [data, data]
+    assert all(fault.times == 0 for fault in hub.faults)
+    assert not list(client.home.rglob("*.incomplete"))
+
+
+def test_a_server_that_does_not_recover_is_said_in_a_sentence(hub: Hub, client: Client) -> None:
+    hub.fail(r"/api/datasets/roneneldan", 503, times=100)
+    assert client.refusals("tinystories") == [f"input tinystories: {hub.endpoint} answers 503; try again later"]
+
+
+def test_without_a_network_the_cache_answers_for_all_or_nothing(hub: Hub, client: Client) -> None:
+    (online,) = client.find("finewebedu")
+    for env in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
+        (answer,) = client.find("finewebedu", **env)
+        assert answer["files"] == online["files"]
+        assert any("as the cache knows it" in note for note in answer["notes"])
+    missing = Path(online["files"][1][1])
+    missing.resolve().unlink()
+    missing.unlink()
+    offline = client.refusals("finewebedu", "tinystories", HF_HUB_OFFLINE="1")
+    assert offline[0] == (
+        "input finewebedu: the cache does not have all of it, and HF_HUB_OFFLINE is set; run once without it"
+    )
+    started = time.monotonic()
+    refused = client.refusals("finewebedu", "me/nothing", HF_ENDPOINT="http://127.0.0.1:9")
+    assert time.monotonic() - started < 20
+    assert "http://127.0.0.1:9 does not answer" in refused[0]
+    assert refused[1].startswith(
+        "input me/nothing does not exist here, and as a data set of the Hub: http://127.0.0.1:9"
+    )
+    assert client.names("finewebedu")[0][1].endswith("001_00000.parquet")
+
+
+def test_a_commit_whose_files_are_in_the_cache_needs_no_network_at_all(hub: Hub, client: Client) -> None:
+    commit = hub.repositories["roneneldan/TinyStories"].refs["main"]
+    item = f"roneneldan/TinyStories@{commit}"
+    first = client.names(item)
+    hub.requests.clear()
+    assert client.names(item) == first
+    assert not hub.asked("datasets")
+
+
+def test_the_only_field_of_strings_is_the_text_unless_another_is_named(
+    hub: Hub, client: Client, tmp_path: Path
+) -> None:
+    one = parquet(texts_of("content"), "content", score=[1.0] * 30)
+    two = parquet(["t"] * 30, "title", content=texts_of("body"))
+    features = "dataset_info:\n  features:\n  - {name: story, dtype: string}\n  - {name: n, dtype: int64}"
+    hub.add("me/one", {"train.parquet": one})
+    hub.add("me/two", {"train.parquet": two})
+    hub.add("me/story", {"README.md": card(features), "train.jsonl": b'{"story": "s", "n": 1}\n'})
+    keys = [answer["files"][0][2] for answer in client.find("me/one", "me/two", "me/story")]
+    assert keys == ["content", None, "story"]
+    done = client.tokenize("me/one", "-o", "one")
+    assert done.returncode == 0, done.stderr
+    assert "in 'content', the only field of strings" in done.stderr
+    assert texts_in(TokenStore(tmp_path / "one")) == texts_of("content")
+    assert TokenStore(tmp_path / "one").manifest.settings["text-key"] == "content"
+    assert re.search(r"no column 'text'.*title.*content", sentence(client.tokenize("me/two", "-o", "two")))
+    assert client.tokenize("me/two", "-o", "two", "--text-key", "content", "--overwrite").returncode == 0
+    assert texts_in(TokenStore(tmp_path / "two")) == texts_of("body")
+
+
+def test_inputs_with_their_text_in_different_fields_need_a_word_from_the_user() -> None:
+    inputs = [Input("a", text_key="content"), Input("b")]
+    assert text_key_of(inputs, "body") == "body"
+    assert text_key_of(inputs[:1], None) == "content"
+    assert text_key_of(inputs[1:], None) == "text"
+    with pytest.raises(UsageError, match="different fields, content, text; pass --text-key"):
+        text_key_of(inputs, None)
+
+
+def test_with_a_limit_no_more_files_are_fetched_than_it_needs(hub: Hub, client: Client, tmp_path: Path) -> None:
+    texts = [texts_of(f"part {number}", 50) for number in range(9)]
+    hub.add("me/parts", {f"train-{number}.parquet": parquet(some) for number, some in enumerate(texts)})
+    hub.add("me/lines", {f"train-{number}.jsonl.zst": jsonl_zst(some) for number, some in enumerate(texts)})
+    (answer,) = client.find("me/lines", limit=120)
+    assert [Path(file[0]).name for file in answer["files"]] == [f"train-{number}.jsonl.zst" for number in range(3)]
+    assert answer["notes"][-1].strip() == "the first 120 documents are in 3 of these files"
+    assert len(hub.asked("HEAD .*train-")) == 3
+    assert client.tokenize("me/parts", "-o", "out", "--limit", "120").returncode == 0
+    store = TokenStore(tmp_path / "out")
+    assert texts_in(store) == [text for some in texts for text in some][:120]
+    assert len(store.manifest.inputs) == 3
+    verified = tokenmill("verify", "out", "--against", "me/parts", env=client.environment(), cwd=client.folder)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_ctrl_c_while_fetching_ends_the_run_at_once_and_the_next_one_goes_on(
+    hub: Hub, client: Client, tmp_path: Path
+) -> None:
+    hub.add("me/slow", {f"train-{n}.jsonl": b'{"text": "%d"}\n' % n * 300 for n in range(3)})
+    hub.gate.clear()
+    arguments = ["tokenize", "me/slow", "-o", "out", "--tokenizer", "bytes", "--workers", "1"]
+    process = start(*arguments, env=client.environment(), cwd=client.folder)
+    wait_for(lambda: len(hub.asked("GET /cdn")) == 3)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    wait_for(lambda: process.poll() is not None or time.monotonic() - started > 1.0)
+    hub.gate.set()
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1].startswith("error: stopped by SIGINT")
+    assert time.monotonic() - started < 8
+    assert not (tmp_path / "out").exists()
+    assert client.tokenize("me/slow", "-o", "out").returncode == 0
+    assert len(ids_of(TokenStore(tmp_path / "out"))) == 900
+
+
+def test_a_disk_that_is_too_small_is_seen_before_anything_is_fetched(hub: Hub, client: Client) -> None:
+    hub.add("me/huge", {"train.parquet": parquet(texts_of("huge", 200))})
+    hub.sizes["train.parquet"] = 10**18
+    try:
+        (refused,) = client.refusals("me/huge")
+    finally:
+        hub.sizes.clear()
+    assert re.match(r"me/huge needs 1000000\.00 TB more in .*/hf/hub, and its disk has .* free; set HF_HOME", refused)
+    assert not hub.asked("cdn")
+
+
+def test_a_disk_that_fills_up_is_said_in_a_sentence(hub: Hub, client: Client, tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() != 0 or sys.platform != "linux":
+        pytest.skip("mount needs root on Linux")
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)], capture_output=True)
+    if done.returncode:
+        pytest.skip(f"mount is not possible here: {done.stderr.decode().strip()}")
+    try:
+        # Smaller in the listing than in truth, as with a disk that others fill meanwhile.
+        hub.add("me/large", {"train.jsonl": b'{"text": "large"}\n' * 40_000})
+        hub.sizes["train.jsonl"] = 100_000
+        (refused,) = client.refusals("me/large", HF_HOME=str(folder / "hf"))
+    finally:
+        hub.sizes.clear()
+        subprocess.run(["umount", "-l", str(folder)], check=False)
+    assert refused.startswith(f"no space is left in {folder}/hf/hub for me/large; free some, or set HF_HOME")
+
+
+def test_without_the_client_the_extra_is_named(client: Client) -> None:
+    blocked = "import sys; sys.modules['huggingface_hub'] = None\n" + PROBE
+    done = subprocess.run(
+        [sys.executable, "-c", blocked, '[[["tinystories"], ["owner/name"]], null]'],
+        env=client.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    for line in done.stdout.splitlines():
+        assert "pip install 'tokenmill[hf]'" in json.loads(line)["error"]
+    assert len(done.stdout.splitlines()) == 2

@@ -1,0 +1,326 @@
+"""Stores in a bucket: opened and loaded through a bounded cache, whole or by range, from a server that breaks answers."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tokenmill as tm
+from tests.object_server import FaultyProxy
+from tests.stores import collect, make_documents, make_store
+from tokenmill.errors import StoreError, TokenmillError, UsageError
+from tokenmill.remote import split_url
+from tokenmill.remote.cache import Cache
+from tokenmill.store.remote import RemoteStore
+
+
+def upload(folder: Path, url: str) -> str:
+    """Put a store into a bucket, file by file."""
+    bucket, prefix = split_url(url)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        bucket.upload(f"{prefix}/{path.relative_to(folder).as_posix()}", path)
+    return url
+
+
+def make_remote(tmp_path: Path, s3: str, count: int = 400, num_shards: int = 7) -> tuple[Path, str]:
+    folder = make_store(tmp_path / "local", make_documents(count, seed=3), num_shards=num_shards)
+    return folder, upload(folder, f"{s3}/stores/tok")
+
+
+def wait_until(condition: Any, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def size_of(folder: Path) -> int:
+    """What a cache takes at one instant: nothing is added or removed while its lock is held."""
+    with (folder / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return sum(size for _, size, _ in Cache(folder, 1)._files())
+
+
+def same(left: list[Any], right: list[Any]) -> None:
+    assert len(left) == len(right)
+    for ours, theirs in zip(left, right, strict=True):
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        np.testing.assert_array_equal(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize("fetch", ["shard", "range"])
+@pytest.mark.parametrize("packing", ["concat", "best-fit", "pad"])
+def test_batches_equal_those_of_the_local_store(tmp_path: Path, s3: str, fetch: str, packing: str) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    settings: dict[str, Any] = {"seq_len": 16, "batch_size": 8, "packing": packing, "document_mask": True}
+    local, remote = tm.load(folder, **settings), tm.load(url, fetch=fetch, **settings)
+    same(collect(remote, 60), collect(local, 60))
+    assert remote.state_dict() == local.state_dict()
+
+
+def test_documents_and_tokenizer_are_read(tiny_store: Path, s3: str) -> None:
+    url = upload(tiny_store, f"{s3}/tiny")
+    local, remote = tm.open(tiny_store), tm.open(url)
+    assert remote.split("val").num_tokens == local.split("val").num_tokens
+    assert remote.decode(remote.document(7)) == local.decode(local.document(7))
+    np.testing.assert_array_equal(remote.read(5, 900), local.read(5, 900))
+    assert isinstance(remote, RemoteStore)
+    assert remote.path.name == "tiny"
+
+
+def test_whole_shards_arrive_in_the_background_and_are_then_mapped(tmp_path: Path, s3: str) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    loader = tm.load(url, seq_len=16, batch_size=8)
+    collect(loader, 2)
+    store = tm.open(url)
+    wait_until(lambda: len(list(store.path.glob("train/*.bin"))) == 7)  # type: ignore[attr-defined]
+    collect(loader, 60)
+    again = tm.load(url, seq_len=16, batch_size=8)
+    same(collect(again, 30), collect(tm.load(folder, seq_len=16, batch_size=8), 30))
+    assert (again.rows.leaves()[0].documents.table._token_addresses > 0).all()
+
+
+def test_a_store_that_does_not_fit_is_read_by_range_and_leaves_no_shard_behind(tmp_path: Path, s3: str) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    size = sum(path.stat().st_size for path in folder.rglob("*.bin"))
+    remote = tm.load(url, seq_len=16, batch_size=8, cache_bytes=size // 2)
+    same(collect(remote, 40), collect(tm.load(folder, seq_len=16, batch_size=8), 40))
+    assert not list((tmp_path / "cache").rglob("*.bin"))
+
+
+def test_blocks_go_through_the_shards_and_the_cache_stays_in_its_bounds(
+    tmp_path: Path, s3: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, url = make_remote(tmp_path, s3, count=3000, num_shards=24)
+    size = sum(path.stat().st_size for path in folder.rglob("*.bin"))
+    most = size // 3 + 2000
+    settings: dict[str, Any] = {"seq_len": 16, "batch_size": 8, "shuffle": "blocks", "epochs": 2, "prefetch": 0}
+    block_tokens = most // 3 // 2
+    remote = tm.load(url, cache_bytes=most, **settings)
+    assert "each row among" in capsys.readouterr().err
+    seen = []
+    largest = 0
+    for batch in remote:
+        seen.append((batch.inputs.copy(), batch.targets.copy()))
+        largest = max(largest, size_of(tmp_path / "cache"))
+    assert 0 < largest <= most
+    local = tm.load(folder, block_tokens=block_tokens, **settings)
+    same(seen, [(batch.inputs, batch.targets) for batch in local])
+
+
+def test_workers_that_are_forked_read_the_store(tmp_path: Path, s3: str) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    for fetch in ("shard", "range"):
+        remote = tm.load(url, seq_len=16, batch_size=8, framework="torch", num_workers=2, fetch=fetch, epochs=1)
+        local = tm.load(folder, seq_len=16, batch_size=8, framework="torch", epochs=1)
+        same([(x.numpy(), y.numpy()) for x, y in remote], [(x.numpy(), y.numpy()) for x, y in local])
+
+
+def test_a_copy_in_another_process_reads_the_same_rows(tmp_path: Path, s3: str) -> None:
+    _, url = make_remote(tmp_path, s3)
+    rows = tm.shuffle(tm.pack(tm.open(url), seq_len=16))
+    program = "import pickle, sys; print(pickle.load(sys.stdin.buffer)[5].tolist())"
+    done = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(rows), capture_output=True, timeout=60)
+    assert done.stdout.decode().strip() == str(rows[5].tolist()), done.stderr.decode()
+
+
+def _load_in_process(url: str, cache: str, answers: Any) -> None:
+    loader = tm.load(url, seq_len=16, batch_size=8, rank=0, world_size=1, cache_dir=cache)
+    batches = collect(loader, 20)
+    store = tm.open(url, cache_dir=cache)
+    store.split().table._bring_indexes(range(7))
+    answers.put(int(sum(batch.inputs.sum() for batch in batches)))
+
+
+def test_processes_share_the_cache_and_fetch_a_file_once(tmp_path: Path, s3: str, faulty: FaultyProxy) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    expected = int(sum(b.inputs.sum() for b in collect(tm.load(folder, seq_len=16, batch_size=8), 20)))
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    paths: list[str] = []
+    count = faulty._choose
+    faulty._choose = lambda line: (paths.append(line), count(line))[1]  # type: ignore[method-assign]
+    workers = [context.Process(target=_load_in_process, args=(url, str(tmp_path / "c"), answers)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    assert [answers.get(timeout=100) for _ in workers] == [expected] * 4
+    for worker in workers:
+        worker.join()
+    fetched = [line for line in paths if ".idx" in line and line.startswith("GET")]
+    assert len(fetched) == len(set(fetched)) == 7
+
+
+def test_faults_change_no_byte(tmp_path: Path, s3: str, faulty: FaultyProxy) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    expected = collect(tm.load(folder, seq_len=16, batch_size=8, document_mask=True), 40)
+    for seed, fetch in enumerate(("range", "shard")):
+        faulty.rate = 0.3
+        loader = tm.load(
+            url, seq_len=16, batch_size=8, document_mask=True, fetch=fetch, cache_dir=tmp_path / f"cache-{seed}"
+        )
+        same(collect(loader, 40), expected)
+        if fetch == "shard":
+            store = tm.open(url, cache_dir=tmp_path / f"cache-{seed}")
+            wait_until(lambda store=store: len(list(store.path.glob("train/*.bin"))) == 7, 60)
+            for path in store.path.rglob("*.*"):
+                assert path.read_bytes() == (folder / path.relative_to(store.path)).read_bytes()
+    assert sum(faulty.counts[fault] for fault in faulty.faults) > 20
+
+
+def test_a_server_that_hangs_is_asked_again(
+    tmp_path: Path, s3: str, faulty: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    monkeypatch.setenv("AWS_TIMEOUT", "0.5s")
+    faulty.rate, faulty.faults = 0.2, ("hang",)
+    loader = tm.load(url, seq_len=16, batch_size=8, fetch="range")
+    same(collect(loader, 5), collect(tm.load(folder, seq_len=16, batch_size=8), 5))
+    assert faulty.counts["hang"] > 0
+
+
+def test_damage_in_the_bucket_is_found_when_a_shard_arrives(tmp_path: Path, s3: str) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    bucket, prefix = split_url(url)
+    path = next(iter(sorted(folder.glob("train/*.bin"))))
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    bucket.put(f"{prefix}/train/{path.name}", bytes(data))
+    loader = tm.load(url, seq_len=16, batch_size=8)
+
+    def train() -> None:
+        for _ in range(200):
+            collect(loader, 20)
+            time.sleep(0.02)
+
+    with pytest.raises(StoreError, match="is damaged: its checksum"):
+        train()
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path, s3: str) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    bucket, prefix = split_url(url)
+    store = tm.open(url, fetch="range")
+    store.read(0, 10)
+    path = next(iter(sorted(folder.glob("train/*.bin"))))
+    bucket.put(f"{prefix}/train/{path.name}", bytes(len(path.read_bytes())))
+    with pytest.raises(TokenmillError, match="was replaced while it was being read"):
+        store.read(10, 20)
+    bucket.put(f"{prefix}/train/{path.name}", b"short")
+    with pytest.raises(TokenmillError, match="it was replaced or cut off"):
+        tm.open(url, fetch="range").read(10, 20)
+
+
+def test_a_killed_download_leaves_nothing_that_counts(tmp_path: Path, s3: str, faulty: FaultyProxy) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    faulty.delay = 0.3
+    program = (
+        "import sys, time, tokenmill as tm\n"
+        "loader = tm.load(sys.argv[1], seq_len=16, batch_size=8, cache_dir=sys.argv[2])\n"
+        "next(iter(loader)); print('ready', flush=True); time.sleep(60)"
+    )
+    cache = tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-c", program, url, str(cache)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    wait_until(lambda: list(cache.rglob("*.tmp")))
+    process.kill()
+    process.wait()
+    faulty.delay = 0
+    left = list(cache.rglob("*.tmp"))
+    assert left
+    loader = tm.load(url, seq_len=16, batch_size=8, cache_dir=cache)
+    same(collect(loader, 40), collect(tm.load(folder, seq_len=16, batch_size=8), 40))
+    store = tm.open(url, cache_dir=cache)
+    wait_until(lambda: len(list(store.path.glob("train/*.bin"))) == 7)  # type: ignore[attr-defined]
+    wait_until(lambda: not list(cache.rglob("*.tmp")))
+
+
+def test_mistakes_are_sentences(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    for wrong, message in (
+        (f"{s3}/nothing", "is not a finished store: it has no manifest.json"),
+        ("s3://no-such-bucket-at-all/tok", "does not exist at"),
+        ("s3://", "is not the URL of an object"),
+        (f"{s3}/../x", "is not the URL of an object"),
+    ):
+        with pytest.raises(TokenmillError, match=message):
+            tm.open(wrong)
+    with pytest.raises(UsageError, match="has no effect: .* is on this machine"):
+        tm.open(folder, fetch="range")
+    with pytest.raises(UsageError, match="fetch 'all' is unknown"):
+        tm.open(url, fetch="all")
+    with pytest.raises(UsageError, match="cache_bytes 'much' is not a size"):
+        tm.open(url, cache_bytes="much")
+    with pytest.raises(UsageError, match="must be True, False or 'blocks'"):
+        tm.load(url, 16, 8, shuffle="some")
+    with pytest.raises(UsageError, match="no shard to be shuffled in"):
+        tm.load(url, 16, 8, shuffle="blocks", packing="best-fit")
+    with pytest.raises(UsageError, match="has no effect: the store is open"):
+        tm.load(tm.open(url), 16, 8, fetch="range")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(TokenmillError, match=r"http://127.0.0.1:9 cannot be reached"):
+        tm.open(url)
+
+
+def test_a_cache_without_room_for_an_index_says_so(tmp_path: Path, s3: str) -> None:
+    _, url = make_remote(tmp_path, s3)
+    with pytest.raises(StoreError, match="has no room for it; pass a larger cache_bytes"):
+        collect(tm.load(url, seq_len=16, batch_size=8, document_mask=True, cache_bytes=500), 1)
+
+
+def test_files_that_are_mapped_are_not_removed_for_others(tmp_path: Path, s3: str) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    other = upload(make_store(tmp_path / "other", make_documents(400, seed=4), num_shards=7), f"{s3}/other")
+    size = sum(path.stat().st_size for path in folder.rglob("*.bin"))
+    cache_bytes = size + 20 * 400 + 2000
+    first = tm.load(url, seq_len=16, batch_size=8, cache_bytes=cache_bytes)
+    store = tm.open(url, cache_bytes=cache_bytes)
+
+    def all_mapped() -> bool:
+        collect(first, 5)
+        return bool((first.rows.leaves()[0].documents.table._token_addresses > 0).all())
+
+    wait_until(all_mapped)
+    second = tm.load(other, seq_len=16, batch_size=8, cache_bytes=cache_bytes)
+    collect(second, 40)
+    time.sleep(0.3)
+    assert len(list(store.path.glob("train/*.bin"))) == 7  # type: ignore[attr-defined]
+    assert size_of(tmp_path / "cache") <= cache_bytes
+
+
+def test_the_end_of_a_program_does_not_wait_for_downloads(tmp_path: Path, s3: str, faulty: FaultyProxy) -> None:
+    _, url = make_remote(tmp_path, s3)
+    faulty.delay = 0.2
+    program = "import sys, tokenmill as tm; next(iter(tm.load(sys.argv[1], seq_len=16, batch_size=8)))"
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.monotonic() - started < 20
+
+
+def test_threads_may_share_a_store(tmp_path: Path, s3: str) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    remote, local = tm.open(url, fetch="range"), tm.open(folder)
+    wrong: list[int] = []
+
+    def read(first: int) -> None:
+        wrong.extend(n for n in range(first, 400, 4) if not np.array_equal(remote.document(n), local.document(n)))
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert os.environ["AWS_ENDPOINT_URL"]
