@@ -72,6 +72,7 @@ class DataConfig:
     dataset_name: Names = "data/tok"
     tokenizer_name: str | None = None
     cache_path: str | None = None
+    val_fraction: float = 0.0
     loader: str = "grain"
     batch_size: Count = 16
     seq_len: Count = 512
@@ -478,7 +479,7 @@ def describe_rows(settings: Settings, source: Any) -> dict[str, Any]:
     }
     if source is None:
         cache = config.cache_path or f"{settings.train_config.checkpoint_path}-cache"
-        rows |= {"tokenizer": config.tokenizer_name, "cache": cache}
+        rows |= {"tokenizer": config.tokenizer_name, "cache": cache, "val_fraction": config.val_fraction}
     return rows
 
 
@@ -486,7 +487,10 @@ def open_validation(settings: Settings, source: Any, sharding: Any) -> Any:
     """The validation rows, always the same ones in the same order; None where there are none."""
     if not settings.train_config.validate_every:
         return None
-    if source is None or "val" not in source.splits:
+    if source is None and not settings.data_config.val_fraction:
+        say("validation is off: data_config.val_fraction 0.01 would keep some of the text for it")
+        return None
+    if source is not None and "val" not in source.splits:
         say("validation is off: the data has no split val; make a store with tokenmill tokenize --val-fraction 0.01")
         return None
     rows = {**describe_rows(settings, source), "split": "val", "shuffle": False, "epochs": 1}

@@ -360,12 +360,12 @@ def make_loader(flags: argparse.Namespace, machine: Machine, *, split: str = "tr
         "num_workers": flags.num_workers,
         "prefetch": flags.prefetch,
     }
-    if flags.tokenizer is not None:
-        settings |= {"cache": flags.cache or flags.checkpoint_path / "cache", "verbose": flags.verbose}
-        return tm.load(flags.data, tokenizer=flags.tokenizer, **settings)
     if split != "train":
         settings |= {"epochs": 1, "shuffle": False}
-    return tm.load(open_store(flags.data), split=split, **settings)
+    if flags.tokenizer is None:
+        return tm.load(open_store(flags.data), split=split, **settings)
+    settings |= {"tokenizer": flags.tokenizer, "cache": flags.cache or flags.checkpoint_path / "cache"}
+    return tm.load(flags.data, split=split, val_fraction=flags.val_fraction or 0.0, verbose=flags.verbose, **settings)
 
 
 def open_store(paths: list[str]) -> Any:
@@ -573,10 +573,10 @@ class Trainer:
         flags = self.flags
         if not flags.validate_every:
             return None
-        if flags.tokenizer is not None:
-            self.machine.say("no validation: text that is tokenized while training has no split 'val'")
+        if flags.tokenizer is not None and not flags.val_fraction:
+            self.machine.say("no validation: --val-fraction 0.01 would keep some of the text for it")
             return None
-        if "val" not in open_store(flags.data).splits:
+        if flags.tokenizer is None and "val" not in open_store(flags.data).splits:
             self.machine.say("no validation: the store has no split 'val', which tokenize --val-fraction 0.01 makes")
             return None
         return make_loader(flags, self.machine, split="val")
@@ -782,6 +782,7 @@ def make_parser() -> Parser:
     add("--data", nargs="+", metavar="PATH", help="a store, several as one, or text with --tokenizer")
     add("--tokenizer", metavar="T", help="read --data as text, tokenized while training")
     add("--cache", type=Path, metavar="DIR", help="where tokens of text are kept; else below --checkpoint-path")
+    add("--val-fraction", type=float, metavar="F", help="of text: the share that is for validation")
     add("--packing", choices=["concat", "best-fit", "pad"], default="concat", help="how documents become rows")
     add("--document-mask", action=argparse.BooleanOptionalAction, default=True, help="keep documents of a row apart")
     add("--num-workers", type=int, default=0, metavar="N", help="processes that fill batches; 0 is best for a store")
@@ -835,6 +836,8 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         raise tm.UsageError(
             "--tokenizer needs --steps and not --epochs: how many rows text has is known when it is tokenized"
         )
+    if flags.tokenizer is None and flags.val_fraction:
+        raise tm.UsageError("--val-fraction is for text with --tokenizer; the split of a store is made by tokenize")
     if flags.compile and not (shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")):
         raise tm.UsageError("--compile needs a C++ compiler, and there is none; install g++, or leave it out")
     if flags.steps is None and flags.epochs is None:

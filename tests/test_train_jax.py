@@ -282,10 +282,12 @@ def test_without_grain_and_tensorflow_tokenmill_gives_the_same_rows(whole: Train
 
 def test_raw_text_is_trained_on_while_it_is_tokenized(home: Path, trainer: Trainer) -> None:
     text = (f"data_config.dataset_name={home / 'corpus.jsonl'}", "data_config.tokenizer_name=bytes")
-    output = trainer.run(*text, "train_config.steps=9", "data_config.loader=grain")
-    assert "validation is off: the data has no split val" in output
+    kept = ("data_config.val_fraction=0.2", "train_config.validate_every=9")
+    output = trainer.run(*text, *kept, "train_config.steps=9", "data_config.loader=grain")
+    assert "step 9: validation loss" in output
     assert (trainer.folder / "checkpoint_path-cache").is_dir()
-    loader = tm.load(home / "corpus.jsonl", 64, 4, tokenizer="bytes", cache=trainer.folder / "again")
+    again = {"tokenizer": "bytes", "cache": trainer.folder / "again", "val_fraction": 0.2}
+    loader = tm.load(home / "corpus.jsonl", 64, 4, **again)
     assert trainer.read("batch_log") == hash_batches(loader, 9)
 
 

@@ -242,7 +242,7 @@ def test_text_is_tokenized_while_training_and_the_run_goes_on_from_the_cache(
     flags = ["--data", text, "--tokenizer", tiny_tokenizer, "--batch-size", "2", "--checkpoint-path", tmp_path / "run"]
     flags += ["--batch-log", tmp_path / "batches", "--steps"]
     first = run_here(*flags, "6")
-    assert "no validation: text that is tokenized while training has no split 'val'" in capsys.readouterr().out
+    assert "no validation: --val-fraction 0.01" in capsys.readouterr().out
     assert first.config.vocab_size == 600
     assert (tmp_path / "run" / "cache").is_dir()
     (tmp_path / "run" / "step-00000006.pt").unlink()
@@ -250,6 +250,15 @@ def test_text_is_tokenized_while_training_and_the_run_goes_on_from_the_cache(
     assert list(resumed.losses) == [4, 5, 6]
     assert all(first.losses[step] == loss for step, loss in resumed.losses.items())
     assert len(read_log(tmp_path / "batches")) == 6
+
+
+def test_some_of_the_text_is_kept_for_validation(
+    tmp_path: Path, tiny_tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = write_jsonl(tmp_path / "text.jsonl", make_texts(400, seed=3))
+    flags = ["--data", text, "--tokenizer", tiny_tokenizer, "--batch-size", "2", "--val-fraction", "0.2"]
+    run_here(*flags, "--steps", "2", "--validate-every", "1", "--checkpoint-path", tmp_path / "run")
+    assert capsys.readouterr().out.count("validation loss") == 2
 
 
 def test_text_needs_a_number_of_steps(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
