@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The newest torch that is published with CPU wheels for every supported Python.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint types check format test-kills test-interop test-browser test-train test-slurm test-engines bench clean
+.PHONY: demo test lint types check format test-kills test-interop test-browser test-train test-slurm test-ray test-engines bench clean
 
 demo: $(VENV)/base
 	$(BIN)/tokenmill demo
@@ -49,6 +49,10 @@ test-train: $(VENV)/all
 # Job arrays and steps on a real Slurm of one node on loopback (Debian: slurm-wlm munge), a rank requeued and one killed; prints a tally.
 test-slurm: $(VENV)/all
 	$(BIN)/python tests/cluster/slurm.py
+
+# Stores made on a real Ray cluster of three nodes on loopback: workers, nodes and drivers killed, compared byte by byte; prints a tally.
+test-ray: $(VENV)/all
+	$(BIN)/python -m tests.cluster.ray_faults --rounds 3
 
 # 100,000 fuzzed strings per tokenizer, and whole corpora where they are, against the reference libraries.
 TOKENIZERS ?= $(wildcard ../shared/data/tokenizers/*)

@@ -60,6 +60,9 @@ def main() -> None:
     command = " ".join(["python benchmarks/watching.py", *sys.argv[1:]])
     lines = ["# Watching: measured", "", f"{Machine.here().line()}.", f"Command: `{command}`."]
     for part in arguments.parts:
+        if part != "estimate" and not (arguments.data / "grow").exists():
+            lines += ["", f"`{part}` was not measured: it needs text that `grow` makes, and `--data` has none."]
+            continue
         with tempfile.TemporaryDirectory(prefix="tokenmill-bench-", dir=arguments.work) as folder:
             lines += ["", *parts[part](arguments, Path(folder))]
     report = "\n".join(lines) + "\n"
@@ -101,7 +104,6 @@ def measure_estimates(arguments: argparse.Namespace, folder: Path) -> list[str]:
     for corpus, flags in CORPORA.items():
         path = arguments.data / f"{corpus}.jsonl.zst"
         if not path.exists():
-            lines.append(f"{path.name} is not in {arguments.data.name}, so nothing was estimated of it.")
             continue
         for name in arguments.tokenizers:
             tokenizer = arguments.data / "tokenizers" / name
@@ -113,6 +115,9 @@ def measure_estimates(arguments: argparse.Namespace, folder: Path) -> list[str]:
             progress(lines[-1])
     if errors:
         lines += ["", f"The largest error is {max(errors):.2%}; 5% is what may be."]
+    missing = [name for name in CORPORA if not (arguments.data / f"{name}.jsonl.zst").exists()]
+    if missing:
+        lines += ["", f"Not there, and so not estimated: {', '.join(missing)}."]
     return lines
 
 
@@ -174,8 +179,8 @@ def render_watching(arguments: argparse.Namespace, speeds: dict[str, list[float]
     lines = [
         "## What watching costs",
         "",
-        f"{arguments.gb:g} GB of JSON lines (`grow --mix all`), GPT-2, default workers, {arguments.repeat} turns, each "
-        "run with a terminal of 80 columns.",
+        f"{arguments.gb:g} GB of JSON lines (`grow --mix all`), GPT-2, default workers, {arguments.repeat} turns, "
+        "each run with a terminal of 80 columns.",
         "MB/s of text from the first task to the last. Loss: to the `--quiet` run of the same turn.",
         "",
         "| watched by | MB/s | spread | loss | spread | |",
@@ -184,12 +189,20 @@ def render_watching(arguments: argparse.Namespace, speeds: dict[str, list[float]
     for name, runs in speeds.items():
         figure = Figure.of(runs)
         losses = Figure.of([1 - run / other for run, other in zip(runs, quiet, strict=True)])
-        verdict = "" if name == "--quiet" else "slower" if differ(figure, Figure.of(quiet)) else "cannot be told apart"
+        verdict = "" if name == "--quiet" else judge(figure, Figure.of(quiet))
         lines.append(
             f"| {name} | {figure.median:.1f} | {figure.low:.1f}-{figure.high:.1f} | {losses.median:.1%} | "
             f"{losses.low:.1%} to {losses.high:.1%} | {verdict} |"
         )
     return lines
+
+
+def judge(watched: Figure, quiet: Figure) -> str:
+    if len(quiet.runs) < 2:
+        return "measured once"
+    if not differ(watched, quiet):
+        return "cannot be told apart"
+    return "slower" if watched.median < quiet.median else "faster"
 
 
 def run_watched(command: list[str], out: Path, *, watched: bool) -> float:
@@ -284,8 +297,6 @@ def weigh(command: list[str]) -> tuple[float, int]:
 
 def grow(arguments: argparse.Namespace, folder: Path, gigabytes: float) -> Path:
     program = arguments.data / "grow"
-    if not program.exists():
-        sys.exit(f"{program} is not there: name the folder that has it with --data, or leave out monitor and report")
     corpus = folder / "corpus"
     command = [
         sys.executable,

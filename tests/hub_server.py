@@ -31,6 +31,8 @@ class Repository:
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     is_gated: bool = False
     is_private: bool = False
+    admits: bool = True
+    """Whether the holder of the token has accepted the terms of a gated one."""
 
     def commit(self, files: Mapping[str, bytes], ref: str = "main") -> str:
         """Put files on a branch, in place of what is there."""
@@ -172,8 +174,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refusal(401, message="Invalid credentials in Authorization header")
         if repository is None or (repository.is_private and authorization is None):
             raise _Refusal(404 if authorization else 401, "RepoNotFound", "Repository not found")
-        if repository.is_gated and opens_files and authorization is None:
-            raise _Refusal(401, "GatedRepo", f"Access to dataset {name} is restricted.")
+        if repository.is_gated and opens_files and not (authorization and repository.admits):
+            raise _Refusal(403 if authorization else 401, "GatedRepo", f"Access to dataset {name} is restricted.")
         commit = repository.refs.get(revision or "main", revision or "")
         if commit not in repository.commits:
             raise _Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")

@@ -32,6 +32,11 @@ def make_store(
     splits = {"train": _write_split(folder, "train", documents, num_shards, dtype)}
     if val:
         splits["val"] = _write_split(folder, "val", val, 1, dtype)
+    return seal_store(folder, splits, dtype)
+
+
+def seal_store(folder: Path, splits: dict[str, SplitInfo], dtype: str = "uint16") -> Path:
+    """Make a store of shards that are there, by writing its manifest."""
     manifest = Manifest(
         format_version=1,
         dtype=dtype,
@@ -39,7 +44,7 @@ def make_store(
         engine=EngineInfo("bytes", "0", None, 0),
         special_tokens=SpecialTokensInfo(None, None, "as-text", 0),
         splits=splits,
-        num_documents_in=len(documents) + len(val),
+        num_documents_in=sum(split.num_documents for split in splits.values()),
         num_rejects=0,
         rejects={},
         files={},

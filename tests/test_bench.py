@@ -175,6 +175,28 @@ def test_nothing_that_a_contender_started_is_left_behind() -> None:
         time.sleep(0.05)
 
 
+def test_a_signal_while_a_contender_is_started_does_not_leave_it_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+            signal.raise_signal(signal.SIGTERM)
+
+    def stop(number: int, frame: Any) -> None:
+        raise Failure("stopped")
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    monkeypatch.setattr("tokenmill.bench.measuring.subprocess.Popen", Interrupted)
+    try:
+        with pytest.raises(Failure, match="stopped"):
+            ask(contender(hold, size=1))
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+
+
 def test_processors_are_counted_for_children_too() -> None:
     assert 0.55 < ask(contender(burn, seconds=0.3))["cpu_seconds"] < 0.75
 

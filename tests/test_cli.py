@@ -373,7 +373,7 @@ def test_a_terminal_shows_a_bar_that_gives_way_to_the_summary(tmp_path: Path) ->
     shown = terminal.output.decode()
     assert "━" in shown
     assert re.search(r"\d+\.\d% .*ETA .*MB/s .*tok/s .*docs", shown)
-    assert re.search(r"workers, memory [\d.]+ [MG]B of", shown)
+    assert re.search(r"workers?, memory [\d.]+ [MG]B of", shown)
     assert "2,000 in = 2,000 out + 0 rejects" in shown
     assert shown.rindex("━") < shown.index("2,000 in")
     assert "\x1b[?25h" in shown[shown.rindex("━") :], "the cursor is shown again"

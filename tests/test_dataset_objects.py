@@ -16,6 +16,8 @@ from tests.conftest import make_texts, write_jsonl
 from tests.running import ThreadExecutor, ids_of, snapshot, sources_of, texts_of, tokenize_here
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.inputs import datasets
+from tokenmill.pipeline.request import Request
+from tokenmill.pipeline.staging import staging
 from tokenmill.progress import Silence
 from tokenmill.store.store import TokenStore
 
@@ -121,7 +123,10 @@ def test_what_cannot_be_read_is_refused_in_a_sentence_and_leaves_nothing(tmp_pat
             tokenize(value, tmp_path / "out")
     with pytest.raises(UsageError, match="no input for ranks"):
         tokenize(dataset, tmp_path / "out", rank=0, world_size=2)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"file/\.out\.inputs cannot be written: Not a directory"):
+        tokenize(dataset, tmp_path / "file" / "out")
 
 
 def test_a_missing_text_is_a_reject_that_names_its_row(tmp_path: Path) -> None:
@@ -200,3 +205,14 @@ def test_a_generator_that_is_written_down_again_goes_on_where_the_run_was(
     changed = IterableDataset.from_generator(lambda: failing("another"))
     with pytest.raises(StoreError, match=r"rows-000000000000.parquet (had|has)"):
         tokenize(changed, tmp_path / "other", **flags)
+
+
+def test_for_a_store_in_a_bucket_rows_are_written_down_on_this_machine(tmp_path: Path) -> None:
+    flags = {"inputs": ["a dataset"], "tokenizer": "bytes", "out": "s3://bucket/tok"}
+    request = Request.from_flags({**flags, "scratch": str(tmp_path)})
+    with staging(Dataset.from_dict({"text": TEXTS}), request, Silence()) as ready:
+        (folder,) = ready.inputs
+        assert Path(folder).parent == tmp_path
+        assert ready.out == "s3://bucket/tok"
+        assert [path.name for path in Path(folder).glob("rows*")] == ["rows-000000000000.parquet"]
+    assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import make_texts, write_jsonl
+from tests.hub_repositories import add_named
+from tests.hub_server import serving
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -36,14 +39,22 @@ def workplace(tmp_path: Path, tiny_tokenizer: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """What leads programs to a server on loopback with the data sets that pages name."""
+    with serving() as server:
+        add_named(server)
+        yield {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(tmp_path / "hf")}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_block_of_a_page_runs(page: Path, workplace: Path) -> None:
+def test_every_block_of_a_page_runs(page: Path, workplace: Path, hub: dict[str, str]) -> None:
     blocks = BLOCK.findall(page.read_text())
     for _, text in (block for block in blocks if block[0] == "yaml"):
         (workplace / "run.yaml").write_text(text)
     program = Path(sys.executable).parent
     # Threads that wait for each other are many times slower on a busy machine.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PATH": f"{program}:{os.environ['PATH']}"}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PATH": f"{program}:{os.environ['PATH']}", **hub}
     for kind, text in blocks:
         if kind == "yaml":
             continue

@@ -10,21 +10,21 @@ import gzip
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.cluster.inline import InlineCluster, local_store, request_of, run_inline
 from tests.conftest import make_texts, write_jsonl
-from tests.running import command, jsonl, sentence, snapshot, start, tokenmill
+from tests.running import jsonl, sentence, snapshot, tokenmill
 from tokenmill.errors import DataError, TokenmillError, UsageError
-from tokenmill.executors.base import Answer, CallEvent
+from tokenmill.executors.base import Answer, CallEvent, Loss
 from tokenmill.executors.ray import RayExecutor
 from tokenmill.pipeline import calls, dispatcher
 from tokenmill.pipeline.calls import Order, RunStream, decode_answer
@@ -42,7 +42,7 @@ def make_corpus(folder: Path) -> Path:
     path = write_jsonl(folder / "a.jsonl", texts[:400], id=list(range(400)))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:100], b"{broken\n", *lines[100:]]))
-    streamed = [*texts[400:600], "long " * 800, *texts[600:800]]
+    streamed = [*texts[400:600], "long " * 8000, *texts[600:800]]
     data = jsonl(streamed) + b'{"id": 3}\n'
     (folder / "b.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(data))
     pq.write_table(pa.table({"text": texts[800:] * 3, "id": list(range(300))}), folder / "c.parquet", row_group_size=20)
@@ -61,13 +61,15 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "flags",
-    [{}, {"val_fraction": 0.2, "seed": 3}, {"limit": 700}, {"special_tokens": "parse", "eos": False}],
-    ids=["plain", "val", "limit", "special"],
+    [{"val_fraction": 0.2, "seed": 3}, {"limit": 700}, {"tokenizer": "tiny", "special_tokens": "parse", "eos": False}],
+    ids=["val", "limit", "special"],
 )
 def test_a_cluster_makes_the_files_that_workers_make(
     corpus: Path, tmp_path: Path, tiny_tokenizer: Path, flags: dict[str, Any]
 ) -> None:
-    request = request_of(corpus, tmp_path / "out", **FLAGS, **flags, **{"tokenizer": str(tiny_tokenizer)})
+    if "tokenizer" in flags:
+        flags = {**flags, "tokenizer": str(tiny_tokenizer)}
+    request = request_of(corpus, tmp_path / "out", **FLAGS, **flags)
     cluster = InlineCluster()
     outcome = run_inline(request, cluster)
     assert snapshot(tmp_path / "out") == local_store(request, tmp_path / "local")
@@ -177,7 +179,7 @@ class Contradicting(InlineCluster):
 
 def test_a_difference_falls_back_to_the_reference(corpus: Path, tmp_path: Path, tiny_tokenizer: Path) -> None:
     display = Watched()
-    request = request_of(corpus, tmp_path / "out", **FLAGS, **{"tokenizer": str(tiny_tokenizer)})
+    request = request_of(corpus, tmp_path / "out", **FLAGS, tokenizer=str(tiny_tokenizer))
     outcome = run_inline(request, Contradicting(), display)
     assert any("gigatoken differs from huggingface on 1 of" in line for line in display.lines)
     assert outcome.manifest is not None
@@ -206,26 +208,30 @@ def test_a_stream_that_moves_on_between_losses_goes_on(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "POST_SECONDS", 0.0)
+    (tmp_path / "temp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
     display = Watched()
     request = request_of(corpus, tmp_path / "out", **{**FLAGS, "workers": 1})
     cluster = InlineCluster(losses={"00001 part 0": 3})
     run_inline(request, cluster, display)
     assert sum("going on where it was" in line for line in display.lines) == 3
+    assert not list((tmp_path / "temp").iterdir())
     assert snapshot(tmp_path / "out") == local_store(request, tmp_path / "local")
 
 
-def test_a_stream_that_does_not_move_on_is_named(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "answer", lambda post, payload: 1 / 0)
-    cluster = InlineCluster()
+class Losing(InlineCluster):
+    """Loses every call but the gate before it has done anything."""
 
-    def lose(timeout: float) -> list[CallEvent]:
-        events = InlineCluster.wait(cluster, timeout)
-        return [e if e.call.name == "the parity gate" else dispatcher.Loss(e.call, "was lost", "look") for e in events]
+    def wait(self, timeout: float) -> list[CallEvent]:
+        if self.calls[-1].name == "the parity gate":
+            return super().wait(timeout)
+        return [Loss(self.calls[-1], "was lost", "look around")]
 
-    monkeypatch.undo()
-    monkeypatch.setattr(cluster, "wait", lose)
-    with pytest.raises(TokenmillError, match=r"^reading b\.jsonl\.zst was lost; look and run the same command again"):
-        run_inline(request_of(corpus / "b.jsonl.zst", tmp_path / "out", **{**FLAGS, "workers": 1}), cluster)
+
+def test_a_stream_that_does_not_move_on_is_named(corpus: Path, tmp_path: Path) -> None:
+    request = request_of(corpus / "b.jsonl.zst", tmp_path / "out", **{**FLAGS, "workers": 1})
+    with pytest.raises(TokenmillError, match=r"^reading b\.jsonl\.zst was lost; look around and run the same command"):
+        run_inline(request, Losing())
 
 
 class Deserting(InlineCluster):
@@ -377,7 +383,9 @@ def test_a_cluster_that_does_not_answer_is_a_sentence_within_seconds(
     chosen = ["--config", tmp_path / "run.yaml"] if by_config else ["--executor", "ray"]
     started = time.monotonic()
     done = tokenmill(
-        *("tokenize", corpus, "-o", tmp_path / "out", "--tokenizer", "bytes"), *chosen, env={"RAY_ADDRESS": "127.0.0.1:1"}
+        *("tokenize", corpus, "-o", tmp_path / "out", "--tokenizer", "bytes"),
+        *chosen,
+        env={"RAY_ADDRESS": "127.0.0.1:1"},
     )
     assert sentence(done) == (
         "no Ray cluster answers at 127.0.0.1:1: Connection refused; start one there with: ray start --head, or unset "
@@ -390,7 +398,18 @@ def test_a_finished_store_needs_no_cluster(corpus: Path, tmp_path: Path) -> None
     request = request_of(corpus, tmp_path / "out", on_error="skip")
     run_inline(request, InlineCluster())
     done = tokenmill(
-        *("tokenize", corpus, "-o", tmp_path / "out", "--tokenizer", "bytes", "--on-error", "skip", "--executor", "ray"),
+        *(
+            "tokenize",
+            corpus,
+            "-o",
+            tmp_path / "out",
+            "--tokenizer",
+            "bytes",
+            "--on-error",
+            "skip",
+            "--executor",
+            "ray",
+        ),
         env={"RAY_ADDRESS": "127.0.0.1:1"},
     )
     assert done.returncode == 0
@@ -402,11 +421,17 @@ def test_an_unknown_executor_is_a_sentence(corpus: Path, tmp_path: Path) -> None
     assert sentence(done) == "--executor: Invalid enum value 'dask'; expected one of local, ray"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(250)
 def test_ray_on_this_machine_makes_the_files_that_workers_make(corpus: Path, tmp_path: Path) -> None:
     """Answers, notes, losses and retries of calls, then a whole store during which a process is killed."""
     module = "tests.cluster.ray_here"
-    arguments = [sys.executable, "-m", "tests.cluster.loopback", sys.executable, "-m", module, corpus, tmp_path]
-    done = subprocess.run(list(map(str, arguments)), cwd=ROOT, capture_output=True, text=True, timeout=170)
+    arguments = [sys.executable, "-m", "tests.cluster.loopback", sys.executable, "-m", module, corpus]
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+        here = [*map(str, arguments), str(folder)]
+        done = subprocess.run(here, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        # Ray gives up after half a minute when the machine is very busy.
+        if "cannot start a Ray cluster" not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "all as it should be"

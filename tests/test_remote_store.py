@@ -106,7 +106,7 @@ def test_blocks_go_through_the_shards_and_the_cache_stays_in_its_bounds(
     size = sum(path.stat().st_size for path in folder.rglob("*.bin"))
     most = size // 3 + 2000
     settings: dict[str, Any] = {"seq_len": 16, "batch_size": 8, "shuffle": "blocks", "epochs": 2, "prefetch": 0}
-    block_tokens = most // 3 // 2
+    block_tokens = most // 4 // 2
     remote = tm.load(url, cache_bytes=most, **settings)
     assert "each row among" in capsys.readouterr().err
     seen = []

@@ -559,7 +559,7 @@ def test_a_run_is_drawn_attempt_by_attempt(tiny_store: Path, tmp_path: Path) -> 
     assert "0.7 GB at 00:19" in text
     assert 'class="limit"' in text
     page = Page(text)
-    assert "stopped: a.jsonl line 7: not <JSON>" in page.text
+    assert "a.jsonl line 7: not <JSON>" in page.text
     assert "complete" in page.text
     assert "2001-09-09 01:46 UTC" in page.text
 

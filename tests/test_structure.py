@@ -40,6 +40,8 @@ HEAVY = {
     "tiktoken",
     "array_record",
     "matplotlib",
+    "huggingface_hub",
+    "datasets",
 }
 ONLY_IN = {
     "gigatoken": {"engines/gigatoken.py"},
@@ -51,9 +53,15 @@ ONLY_IN = {
     "jax": {"loaders/jax.py"},
     "grain": {"loaders/grain.py"},
     "tensorflow": {"loaders/tf.py"},
-    "ray": set(),
+    "ray": {"executors/ray.py"},
     "array_record": {"exporters/arrayrecord.py"},
     "datasets": set(),
+    "huggingface_hub": {
+        "engines/hub.py",
+        "inputs/hub/fetching.py",
+        "inputs/hub/refusals.py",
+        "inputs/hub/repository.py",
+    },
     "matplotlib": {"bench/plots.py"},
 }
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import make_texts, write_jsonl
 from tokenmill import machine
+from tokenmill.errors import UsageError
 from tokenmill.executors.base import Event
 from tokenmill.executors.local import LocalExecutor
 from tokenmill.machine import physical_cpus
@@ -66,6 +67,12 @@ def test_physical_cores_take_turns_between_memory_nodes(monkeypatch: pytest.Monk
     assert physical_cpus(across_nodes=True) == [0, 4, 1, 5, 2, 6, 3, 7]
     monkeypatch.setattr(machine, "_memory_nodes", list)
     assert physical_cpus(across_nodes=True) == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_profile_that_could_not_be_written_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    flags = {"inputs": ["a.jsonl"], "out": str(tmp_path / "out"), "tokenizer": "bytes"}
+    with pytest.raises(UsageError, match=f"--profile {tmp_path}/no/w.txt: there is no directory {tmp_path}/no"):
+        Request.from_flags({**flags, "profile": str(tmp_path / "no" / "w.txt")})
 
 
 def test_one_worker_is_profiled(tmp_path: Path, tiny_tokenizer: Path) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset.shuffling import shuffle
     from tokenmill.dataset.slicing import deny, skip, take
     from tokenmill.dataset.slicing import slice_ as slice  # noqa: A004
+    from tokenmill.executors.ray import RayExecutor
     from tokenmill.exporters import export
     from tokenmill.loaders import load
     from tokenmill.loaders.base import Loader
@@ -41,6 +42,7 @@ __all__ = [
     "DataError",
     "Loader",
     "MissingDependencyError",
+    "RayExecutor",
     "Rows",
     "StoreError",
     "TokenStore",
@@ -65,6 +67,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "Batch": ("tokenmill.loaders.batches", "Batch"),
     "Loader": ("tokenmill.loaders.base", "Loader"),
+    "RayExecutor": ("tokenmill.executors.ray", "RayExecutor"),
     "Rows": ("tokenmill.dataset.base", "Rows"),
     "TokenStore": ("tokenmill.store.store", "TokenStore"),
     "deny": ("tokenmill.dataset.slicing", "deny"),

@@ -125,10 +125,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def details(self) -> str:
         """The rest: memory, workers and which stage takes the time."""
-        return (
-            f"{self.num_workers} workers, memory {format_bytes(self.memory_bytes)} of "
-            f"{format_bytes(self.memory_limit)}, mostly {self.bottleneck}"
-        )
+        workers = f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'}"
+        memory = f"{format_bytes(self.memory_bytes)} of {format_bytes(self.memory_limit)}"
+        return f"{workers}, memory {memory}, mostly {self.bottleneck}"
 
 
 class Preparation(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,8 +35,6 @@ State = Literal["finished", "running", "stopped"]
 RankState = Literal["running", "done", "stopped", "not begun"]
 
 BAR_COLUMNS = 78
-CONTINUE = "; run the same command again"
-"""What a run that was stopped says to whoever stopped it; here the same is said below."""
 MOST_RANKS = 16
 QUIET_SECONDS = 15.0
 """A running attempt writes its progress every second; silence for this long is worth a word."""
@@ -254,16 +252,17 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
             done += f", {'--:--' if left is None else format_seconds(left)} left"
         if status.state != "finished":
             yield "done", done
-        speed = f"{moment.text_per_second / 1e6:.1f} MB/s, {format_count(moment.tokens_per_second)} tokens/s"
-        yield "speed", f"{speed}, mostly {moment.bottleneck}"
+        if moment.num_text_bytes:
+            speed = f"{moment.text_per_second / 1e6:.1f} MB/s, {format_count(moment.tokens_per_second)} tokens/s"
+            yield "speed", f"{speed}, mostly {moment.bottleneck}"
     counted = f"{status.num_documents:,} documents, {status.num_tokens:,} tokens, {status.num_rejects:,} rejects"
     resumed = status.state != "finished" and moment is not None and moment.resumed_bytes
     yield "counts", f"{counted} in this attempt" if resumed else counted
     if moment is not None:
-        workers = f", {moment.num_workers} workers busy" if status.state == "running" else ""
+        workers = f", {moment.num_workers} worker{'' if moment.num_workers == 1 else 's'} busy"
         peak = _peak_memory(status.attempts)
         memory = f"{format_bytes(moment.memory_bytes)} now, " if status.state == "running" else ""
-        yield "tasks", f"{moment.num_tasks_done:,} done{workers}"
+        yield "tasks", f"{moment.num_tasks_done:,} done{workers if status.state == 'running' else ''}"
         yield "memory", f"{memory}{format_bytes(peak)} at most, of {format_bytes(moment.memory_limit)}"
     if status.attempts:
         yield "attempts", _describe_attempts(status)
@@ -358,7 +357,7 @@ def _describe_end(status: Status) -> str:
     if not status.attempts:
         return ""
     last = status.attempts[-1]
-    if last.reason is not None:
-        return f"It said: {last.reason.partition(CONTINUE)[0].rstrip('.')}. "
+    if last.cause is not None:
+        return f"It said: {last.cause}. "
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.started + last.last.seconds))
     return f"It was killed, or the machine went down, at about {at}: it could not say why. "

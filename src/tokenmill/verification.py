@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -27,7 +28,7 @@ from tokenmill.store.checking import RESTORE, ShardChecker, Tally, check_file
 from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, decode_sealed, read_manifest
 from tokenmill.store.shard import DTYPES, dtype_for
 
-__all__ = ["Advance", "Verification", "verify"]
+__all__ = ["Advance", "Verification", "local_copy", "verify"]
 
 Advance = Callable[[str, int, int], None]
 """Told the stage, how much of it is done, and how much there is: bytes of files, then documents."""
@@ -87,24 +88,26 @@ def verify(
     What is wrong with the store is a problem in the result; inputs that do not exist are an
     exception. A store in a bucket is fetched whole, into a scratch directory.
     """
-    if isinstance(store, str) and is_remote(store):
-        return _verify_remote(store, against, every, advance)
-    return _verify(Path(store), against, every, advance)
-
-
-def _verify_remote(url: str, against: Sequence[str], every: bool, advance: Advance) -> Verification:
-    """The same for a copy of a store in a bucket; what lies beside it there is no part of it."""
-    mirror = Mirror(url)
-    with scratch_directory(None) as folder:
-        copy = folder / "store"
-        copy.mkdir()
-        orphans = mirror.fetch(copy, lambda done, total: advance(FETCHING, done, total))
-        result = _verify(copy, against, every, advance)
-        result.problems = [problem.replace(str(copy), mirror.url) for problem in result.problems]
-        if result.num_files:
-            for name in orphans:
-                result.problems.append(f"{mirror.url}/{name} does not belong to the store; the next run removes it")
+    with local_copy(store, advance) as (folder, orphans):
+        result = _verify(folder, against, every, advance)
+    if str(store) != str(folder):
+        result.problems = [problem.replace(str(folder), str(store)) for problem in result.problems]
+    if result.num_files:
+        result.problems += [f"{store}/{name} does not belong to the store; the next run removes it" for name in orphans]
     return result
+
+
+@contextmanager
+def local_copy(store: str | Path, advance: Advance) -> Iterator[tuple[Path, list[str]]]:
+    """A directory with a store: itself, or a copy of one in a bucket, and what lies beside it there."""
+    if not isinstance(store, str) or not is_remote(store):
+        yield Path(store), []
+        return
+    mirror = Mirror(store)
+    with scratch_directory(None) as folder:
+        copy = folder / mirror.url.rpartition("/")[2]
+        copy.mkdir()
+        yield copy, mirror.fetch(copy, lambda done, total: advance(FETCHING, done, total))
 
 
 def _verify(store: Path, against: Sequence[str], every: bool, advance: Advance) -> Verification:

@@ -40,6 +40,9 @@ def leave_network() -> bool:
 
 
 if __name__ == "__main__":
-    if not leave_network():
+    if leave_network():
+        # Nobody else is here, and a token would be left in the home directory.
+        os.environ["RAY_AUTH_MODE"] = "disabled"
+    else:
         print("no namespace of the network could be made: Ray listens on all interfaces", file=sys.stderr)
     os.execvp(sys.argv[1], sys.argv[1:])

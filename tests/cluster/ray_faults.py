@@ -19,14 +19,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tests.cluster.loopback import leave_network
-from tests.cluster.ray_here import is_at_work
+from tests.cluster.ray_here import kill_one_at_work
 from tests.running import command, sentence, snapshot
 
 NODES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
@@ -168,7 +165,7 @@ class Proofs:
     def kill_worker(self) -> None:
         run = self.skip()
         run.wait_for_entries(self.entries())
-        self._kill_one_at_work()
+        kill_one_at_work(self.out)
         run.end_well()
         assert "trying it again" in run.said, run.said
         self.compare("worker killed")
@@ -177,8 +174,7 @@ class Proofs:
         """One call at a time, and the stream is over, so that it is the same task that loses its process twice."""
         run = self.skip("--workers", "1")
         run.wait_for_entries(3, input="0000")
-        first = self._kill_one_at_work()
-        self._kill_one_at_work(but=first)
+        kill_one_at_work(self.out, but=kill_one_at_work(self.out))
         assert run.end() == 1, run.said
         done = subprocess.CompletedProcess([], 1, "", run.said)
         assert "was lost with process" in sentence(done) and "the last of 2 attempts" in sentence(done), run.said
@@ -233,16 +229,6 @@ class Proofs:
         shutil.rmtree(self.out)
         self.tally["bad record: the same sentence"] += 1
 
-    def _kill_one_at_work(self, but: int = 0) -> int:
-        while True:
-            with suppress(psutil.NoSuchProcess):
-                working = [p for p in psutil.Process().children(recursive=True) if is_at_work(p) and p.pid != but]
-                if working:
-                    chosen = self._rng.choice(working)
-                    chosen.kill()
-                    return chosen.pid
-            time.sleep(0.005)
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -250,7 +236,10 @@ def main() -> None:
     parser.add_argument("--only", help="One of them.")
     arguments = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    if not leave_network():
+    if leave_network():
+        # Nobody else is here, and a token would be left in the home directory.
+        os.environ["RAY_AUTH_MODE"] = "disabled"
+    else:
         print("no namespace of the network could be made: Ray listens on all interfaces", file=sys.stderr)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:

@@ -97,18 +97,31 @@ def kill_a_task(store: Path) -> None:
     """As soon as something is published: a process that is at a task."""
     while not list(store.glob(".tasks/0*-*.json")):
         time.sleep(0.01)
+    kill_one_at_work(store)
+
+
+def kill_one_at_work(store: Path, *, but: int = 0) -> int:
+    """Kill a process of this program's cluster that is in the middle of a task; its number."""
     while True:
         for process in psutil.Process().children(recursive=True):
-            if is_at_work(process):
-                process.kill()
-                return
+            if process.pid != but and _is_killed_at_work(process, store):
+                return process.pid
+        time.sleep(0.005)
 
 
-def is_at_work(process: psutil.Process) -> bool:
+def _is_killed_at_work(process: psutil.Process, store: Path) -> bool:
+    """Held still while it is looked at: what has a temporary file open has not published it."""
     try:
-        return process.cmdline()[:1] == ["ray::tokenmill"]
+        if process.cmdline()[:1] != ["ray::tokenmill"]:
+            return False
+        process.suspend()
+        if any(file.path.startswith(f"{store}/") and file.path.endswith(".tmp") for file in process.open_files()):
+            process.kill()
+            return True
+        process.resume()
     except psutil.Error:
-        return False
+        pass
+    return False
 
 
 def check_store(executor: RayExecutor, corpus: Path, folder: Path) -> None:

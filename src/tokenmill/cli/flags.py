@@ -31,7 +31,7 @@ __all__ = [
 
 ROWS = "Rows"
 
-INPUTS = "Files, directories, globs, @list.txt, hf://datasets/..., or a data set: tinystories, owner/name."
+INPUTS = "Files, directories, globs, @list.txt, s3://..., hf://datasets/..., or a data set: tinystories, owner/name."
 
 Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help=INPUTS)]
 Store = Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the store.")]

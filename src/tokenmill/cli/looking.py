@@ -185,10 +185,12 @@ def report(
 ) -> None:
     """Write one page about a store: totals, lengths, packing, tokens, odd documents, checks, the run, a browser."""
     from tokenmill.report import SAMPLE_TOKENS, write_report
+    from tokenmill.store.store import TokenStore
+    from tokenmill.verification import local_copy
 
-    with progress() as advance:
+    with progress() as advance, local_copy(store, advance) as (folder, _):
         figures = write_report(
-            _open(store),
+            TokenStore(folder),
             out,
             seq_len=seq_len,
             sample_tokens=SAMPLE_TOKENS if sample_tokens is None else sample_tokens,

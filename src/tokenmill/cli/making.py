@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli.flags import Format, Inputs, Store, TextKey
+from tokenmill.cli.flags import AnyStore, Format, Inputs, TextKey
 from tokenmill.cli.output import console, progress
 
 __all__ = ["demo", "export", "train_tokenizer"]
@@ -46,7 +46,7 @@ def train_tokenizer(
 
 
 def export(
-    store: Store,
+    store: AnyStore,
     dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folder to make.")],
     to: Annotated[
         str,

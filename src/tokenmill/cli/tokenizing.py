@@ -93,9 +93,13 @@ def tokenize(
         if started is not None:
             started.close()
         raise
-    if started is not None and request.executor != "local":
-        started.close()
-        started = None
+    if request.executor == "ray":
+        from tokenmill.executors.ray import keep_stdout_clean
+
+        keep_stdout_clean()
+        if started is not None:
+            started.close()
+            started = None
     display = choose_display(log_json=log_json, quiet=quiet, draw=_monitor() if monitor else None)
     outcome = run(request, display, started)
     print_summary(outcome, request)

@@ -23,7 +23,7 @@ from tokenmill.errors import MissingDependencyError, TokenmillError, UsageError
 from tokenmill.executors.base import Answer, Begun, Call, CallEvent, Capacity, Loss, Note, Place, resolve
 from tokenmill.machine import parse_bytes, usable_cores
 
-__all__ = ["RayExecutor"]
+__all__ = ["RayExecutor", "keep_stdout_clean"]
 
 OBJECT_STORE_BYTES = 100_000_000
 """Of a cluster that is started here: answers are small, and nothing else goes through it."""
@@ -35,11 +35,14 @@ CLOSE_SECONDS = 20.0
 MOST_WORDS = 400
 BUSY = "look for other programs that keep this machine busy, and run the same command again"
 STRANGE = "it needs the Ray and the Python that it runs with, and its token where it has one (RAY_AUTH_MODE=token)"
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # What Ray says of lost processes goes to stdout, among results; a run says it in its own words.
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
-}
+NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
+# Calls are the parallelism: libraries must not start thread pools of their own.
+ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+
+
+def keep_stdout_clean() -> None:
+    """For a program with results on stdout, before it uses Ray, which prints there what it has to say of losses."""
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
 
 
 class RayExecutor:
@@ -118,7 +121,7 @@ class RayExecutor:
         """Hand a call to Ray, which begins those with the same needs in the order they came in."""
         function = self._run_last_call if call.is_last else self._run_call
         ref = function.options(memory=self.memory_per_call or call.memory_bytes).remote(
-            self._mailbox, call.name, call.target, call.payload
+            self._mailbox, call.name, call.target, call.payload, is_ours=self._is_ours
         )
         self._calls[ref] = call
         self._attempts[call.name] = _Attempts(call)
@@ -179,9 +182,9 @@ class RayExecutor:
         else:
             _check_reachable(address)
         try:
-            with _signals_kept():
+            with _signals_kept(), _environment(NO_STATISTICS):
                 ray.init(address=address, **options)
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:
             what = "a Ray cluster on this machine" if address == "local" else f"the Ray cluster at {address}"
             verb = "start" if address == "local" else "join"
             advice = BUSY if address == "local" else STRANGE
@@ -272,24 +275,38 @@ class _Mailbox:
         return notes
 
 
-def _run_call(mailbox: Any, name: str, target: str, payload: bytes) -> bytes:
-    """What Ray runs on a machine of the cluster."""
+def _run_call(mailbox: Any, name: str, target: str, payload: bytes, *, is_ours: bool) -> bytes:
+    """What Ray runs on a machine of the cluster; the process is ours, unless the program may have other tasks there."""
     import ray
 
-    # Calls are the parallelism: libraries must not start thread pools of their own.
-    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    if is_ours:
+        resolve("tokenmill.pipeline.worker:preload")(b"")
+
     node = ray.get_runtime_context().get_node_id()
     put = mailbox.put.options(num_returns=0)
     machine = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     put.remote(name, node, Place(machine, os.getpid()))
-    answer: bytes = resolve(target)(lambda data: put.remote(name, node, data), payload)
+    with _environment(ONE_THREAD):
+        answer: bytes = resolve(target)(lambda data: put.remote(name, node, data), payload)
     return answer
 
 
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set variables for a while; the process may be somebody else's."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def _import_ray() -> Any:
-    if "ray" not in sys.modules:
-        for name, value in QUIET.items():
-            os.environ.setdefault(name, value)
     try:
         import ray
         import ray.util.scheduling_strategies

@@ -112,6 +112,7 @@ def export(
     ]
     for one in splits:
         exporter.check(one)
+    opened.make_local()
     _note_what_is_lost(exporter, splits, to, note)
     with new_folder(place) as folder:
         for one in splits:

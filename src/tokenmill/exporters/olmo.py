@@ -90,7 +90,7 @@ def _sources(split: SplitSource, shard: int, num_documents: int) -> Iterator[Any
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path = Path(f"{split.documents.table.stems[shard]}.docs.parquet")
+    path = Path(split.documents.table.local_path(shard, ".docs.parquet"))
     if split.stems and path.exists():
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(DOCUMENTS_AT_ONCE):

@@ -74,13 +74,12 @@ def staged(dataset: Any, out: Path, wanted: Wanted, display: Display) -> Iterato
         names = ", ".join(map(repr, dataset))
         raise UsageError(f"a {type(dataset).__name__} has several splits; pass one of them: {names}")
     folder = out.absolute().with_name(f".{out.absolute().name}.inputs")
-    folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder, out):
         mark = {"dataset": getattr(dataset, "_fingerprint", None), "wanted": msgspec.to_builtins(wanted)}
         if mark["dataset"] is None or _read_mark(folder) != mark:
-            _empty(folder)
-            _Writer(folder, wanted, display).write(dataset)
-            write_durably(folder / COMPLETE, msgspec.json.encode(mark))
+            _write(dataset, folder, wanted, display)
+            with _writing(folder):
+                write_durably(folder / COMPLETE, msgspec.json.encode(mark))
         yield folder
         shutil.rmtree(folder)
 
@@ -88,16 +87,23 @@ def staged(dataset: Any, out: Path, wanted: Wanted, display: Display) -> Iterato
 @contextmanager
 def _alone(folder: Path, out: Path) -> Iterator[None]:
     """One run at a time: a second one would take the files away from the first."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if folder.is_dir():
-                yield
-                return
+        if not _try_lock(descriptor) or not folder.is_dir():
+            raise StoreError(f"{out} is in use by another run; wait for it, or choose another directory")
+        yield
     finally:
         os.close(descriptor)
-    raise StoreError(f"{out} is in use by another run; wait for it, or choose another directory")
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _read_mark(folder: Path) -> Any:
@@ -106,9 +112,26 @@ def _read_mark(folder: Path) -> Any:
     return None
 
 
-def _empty(folder: Path) -> None:
+def _write(dataset: Any, folder: Path, wanted: Wanted, display: Display) -> None:
+    """Write all rows, or leave nothing."""
     for path in folder.iterdir():
         path.unlink()
+    try:
+        _Writer(folder, wanted, display).write(dataset)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    finally:
+        display.close()
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """A full disk, told apart from what may go wrong while rows are made."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{folder} cannot be written: {error.strerror or error}") from None
 
 
 class _Writer:
@@ -130,22 +153,16 @@ class _Writer:
     def write(self, dataset: Any) -> None:
         total = self._count(dataset)
         self._display.say(f"dataset    is written to {self._folder} first, and removed at the end")
-        try:
-            for table in _tables(dataset, self._wanted):
-                left = None if self._wanted.limit is None else self._wanted.limit - self._num_rows
-                self._add(table if left is None else table.slice(0, left))
-                self._show(total)
-                if left is not None and table.num_rows >= left:
-                    break
-            self._end_file()
-        except BaseException:
-            self._display.close()
-            _empty(self._folder)
-            raise
+        for table in _tables(dataset, self._wanted):
+            left = None if self._wanted.limit is None else self._wanted.limit - self._num_rows
+            self._add(table if left is None else table.slice(0, left))
+            self._show(total)
+            if left is not None and table.num_rows >= left:
+                break
+        self._end_file()
         if not self._num_rows:
             raise UsageError("the dataset has no rows")
         self._show(self._num_rows, is_last=True)
-        self._display.close()
         sync_directory(self._folder)
 
     def _count(self, dataset: Any) -> int:
@@ -169,7 +186,7 @@ class _Writer:
         if not self._group:
             return
         table = pa.concat_tables(self._group)
-        with self._writing():
+        with _writing(self._folder):
             if self._file is None:
                 # Named by its first row, so that a row of a file is a row of the dataset.
                 self._path = self._folder / f"rows-{self._num_rows - table.num_rows:012d}.parquet"
@@ -183,18 +200,10 @@ class _Writer:
     def _end_file(self) -> None:
         self._end_group()
         if self._file is not None:
-            with self._writing():
+            with _writing(self._folder):
                 self._file.close()
                 _settle(self._path)
         self._file, self._file_bytes = None, 0
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """A full disk, told apart from what may go wrong while rows are made."""
-        try:
-            yield
-        except OSError as error:
-            raise StoreError(f"{self._folder} cannot be written: {error.strerror or error}") from None
 
     def _show(self, total: int, *, is_last: bool = False) -> None:
         now = time.monotonic()

@@ -40,7 +40,7 @@ def overview_json(store: TokenStore) -> dict[str, Any]:
         }
     parity = manifest.engine.parity
     return {
-        "store": str(store.path),
+        "store": store.place,
         "tokenizer": {
             "name": manifest.tokenizer.name,
             "kind": manifest.tokenizer.kind,
@@ -87,7 +87,7 @@ def render_overview(store: TokenStore) -> RenderableType:
 def _facts(store: TokenStore) -> Iterator[tuple[str, str]]:
     manifest = store.manifest
     tokenizer, engine, specials = manifest.tokenizer, manifest.engine, manifest.special_tokens
-    yield "store", f"{show_safely(str(store.path))}, {format_bytes(_store_bytes(manifest))} on disk"
+    yield "store", f"{show_safely(store.place)}, {format_bytes(_store_bytes(manifest))} on disk"
     yield "tokenizer", f"{show_safely(tokenizer.name)} ({tokenizer.kind}), {tokenizer.vocab_size:,} tokens"
     names = {number: name for name, number in store.tokenizer.special_tokens.items()}
     around = (

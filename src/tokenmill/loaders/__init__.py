@@ -140,10 +140,10 @@ def make_rows(
 
 
 def _default_block(documents: Documents) -> int:
-    """A third of the cache of a store in a bucket: a block in use, the next one, and what is left of the last."""
+    """A quarter of the cache of a store in a bucket: one block is in use, the next one comes, and some room is left."""
     room = documents.table.room_bytes
     per_token = sum(table.dtype.itemsize for table in (documents.table, *documents.beside.values()))
-    return max(1, room // 3 // per_token) if room is not None else DEFAULT_BLOCK_TOKENS
+    return max(1, room // 4 // per_token) if room is not None else DEFAULT_BLOCK_TOKENS
 
 
 def make_loader(rows: Any, *, framework: str = "numpy", **settings: Any) -> Loader:

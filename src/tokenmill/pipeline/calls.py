@@ -10,11 +10,13 @@ tokenizing, and nothing has to be passed from one machine to another.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -74,11 +76,11 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, tag=True, frozen=True):
-    """What a call has done; `num_tasks` is how many tasks its stream has in all."""
+    """What a call has done; `numbers` are those of all tasks of its stream."""
 
     report: Report
     records: list[TaskRecord]
-    num_tasks: int = 0
+    numbers: list[int] = []
 
 
 class SharedJob(msgspec.Struct, frozen=True):
@@ -145,28 +147,31 @@ class _Site:
         self._check_current()
         lock = Lock(Path(self._job.store))
         lock.join()
+        thresholds = gc.get_threshold()
+        # As in a worker; the process may have other work afterwards.
+        gc.set_threshold(1_000_000)
         try:
             yield
         finally:
+            gc.set_threshold(*thresholds)
             lock.leave()
 
     def _run_stream(self, work: RunStream) -> Finished:
         """Tokenize the tasks of a part one after another; those that are in the journal are done."""
         records = []
-        num_tasks = 0
-        with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
+        numbers = []
+        with _nameless_file() as text:
 
             def slot(number: int) -> Path | None:
-                if number % work.num_parts != work.part or self._is_done(f"{work.stream.name}-{number:04d}"):
-                    return None
-                return Path(folder) / "text"
+                is_mine = number % work.num_parts == work.part
+                return text if is_mine and not self._is_done(work.stream.task_name(number)) else None
 
-            for task, seconds in cut_tasks(self._job, work.stream, slot):
-                num_tasks += 1
+            for number, task, seconds in _cut(self._job, work.stream, slot):
+                numbers.append(number)
                 self._hear(Progress(Stages(decompress=seconds), 0))
                 if task is not None:
                     records.append(self._run(task))
-        return Finished(self._report(), records, num_tasks)
+        return Finished(self._report(), records, numbers)
 
     def _is_done(self, name: str) -> bool:
         record = self._journal.record(name)
@@ -258,6 +263,26 @@ def _check_versions(shared: SharedJob) -> None:
                 f"{socket.gethostname()} has {name} {version}, and the machine that started the run "
                 f"{shared.versions[name]}; install the same version on all machines of the cluster"
             )
+
+
+def _cut(job: Job, stream: Stream, slot: Callable[[int], Path | None]) -> Iterator[tuple[int, Task | None, float]]:
+    """The tasks of a stream; what cannot be written on the way is on this machine's own disk."""
+    try:
+        yield from cut_tasks(job, stream, slot)
+    except OSError as error:
+        error.filename = error.filename or f"{tempfile.gettempdir()} on {socket.gethostname()}"
+        raise
+
+
+@contextmanager
+def _nameless_file() -> Iterator[Path]:
+    """A file on this machine's own disk, which goes with the process, whatever ends it."""
+    if sys.platform == "linux":
+        with tempfile.TemporaryFile() as file:
+            yield Path(f"/proc/self/fd/{file.fileno()}")
+    else:
+        with tempfile.NamedTemporaryFile(prefix="tokenmill-") as file:
+            yield Path(file.name)
 
 
 def _size_on_disk(task: Task | None, num_bytes: int) -> int:

@@ -104,7 +104,7 @@ class Dispatcher:
         self._waiting_since: float | None = None
         self._has_complained = False
 
-    def run(self, done: dict[str, TaskRecord], ended_streams: dict[int, int]) -> None:
+    def run(self, done: dict[str, TaskRecord], ended_streams: dict[int, list[int]]) -> None:
         """Finish the plan, given what earlier attempts did; returns when every task is in the journal."""
         tasks, streams = self.tally.resume(self._plan, done, ended_streams)
         self._digest = post_job(self._job)
@@ -212,6 +212,7 @@ class Dispatcher:
             self._memory.pop(item.place, None)
         if isinstance(item.work, RunTask):
             self.tally.done_bytes -= item.credit
+            self.tally.num_rejects -= item.report.work.num_rejects
             item.credit = 0
         item.num_tasks += item.report.num_tasks
         item.place, item.report = None, NOTHING
@@ -260,7 +261,7 @@ class Dispatcher:
         self._records += [record.name for record in message.records]
         if isinstance(item.work, RunStream):
             number = item.work.stream.input
-            self._journal.end_stream(number, message.num_tasks, self._plan.inputs[number].mtime_ns)
+            self._journal.end_stream(number, message.numbers, self._plan.inputs[number].mtime_ns)
 
     def _mourn(self, item: _Item, event: Loss) -> None:
         """A stream that moves on between two losses goes on; anything else may kill whatever it runs on."""

@@ -16,8 +16,8 @@ from tokenmill.readers.parquet import ParquetReader
 __all__ = ["cut_tasks"]
 
 
-def cut_tasks(job: Job, stream: Stream, slot: Callable[[int], Path | None]) -> Iterator[tuple[Task | None, float]]:
-    """The tasks of a stream, each with the seconds that it took to read on to its end.
+def cut_tasks(job: Job, stream: Stream, slot: Callable[[int], Path | None]) -> Iterator[tuple[int, Task | None, float]]:
+    """The tasks of a stream with their numbers, and the seconds that it took to read on to the end of each.
 
     `slot` says which file the text of a task goes to; None passes over it, and None is given in its place.
     """
@@ -44,7 +44,7 @@ def cut_tasks(job: Job, stream: Stream, slot: Callable[[int], Path | None]) -> I
         path = slots.pop(cut.number, None)
         seconds, reported = text.seconds - reported, text.seconds
         if path is None:
-            yield None, seconds
+            yield cut.number, None, seconds
             continue
         task = Task(
             input=stream.input,
@@ -55,4 +55,4 @@ def cut_tasks(job: Job, stream: Stream, slot: Callable[[int], Path | None]) -> I
             first_line=cut.first_line,
             damage=cut.damage,
         )
-        yield task, seconds
+        yield cut.number, task, seconds

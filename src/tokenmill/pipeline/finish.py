@@ -86,7 +86,7 @@ def take_stock(journal: Journal, plan: Plan) -> Stock:
     ended = journal.ended_streams(plan.inputs)
     expected = [task.name for task in plan.tasks]
     for stream in plan.streams:
-        expected += [f"{stream.name}-{number:04d}" for number in range(ended.get(stream.input, 0))]
+        expected += map(stream.task_name, ended.get(stream.input, []))
     records = [record for record in journal.records(membership(plan)) if not record.modified(plan.inputs)]
     done = {record.name for record in records}
     unread = [stream.name for stream in plan.streams if stream.input not in ended]

@@ -15,8 +15,6 @@ from tokenmill.store.manifest import MANIFEST, ShardInfo, read_manifest
 
 __all__ = ["Follower"]
 
-NOT_KNOWN = 1 << 62
-
 
 class Follower:
     """The shards of one split in the order of a plan, each when it is there."""
@@ -41,10 +39,12 @@ class Follower:
         """The next shard; None while it is not published, and behind the last one."""
         while not self.has_ended:
             work = self._work[self._at]
-            if isinstance(work, Stream) and self._number >= self._num_tasks(work.input):
+            number = self._number if isinstance(work, Task) else self._next_number(work)
+            if number is None:
                 self._go_on()
                 continue
-            is_done, shard = self._look(work.name if isinstance(work, Task) else f"{work.name}-{self._number:04d}")
+            self._number = number
+            is_done, shard = self._look(work.name if isinstance(work, Task) else work.task_name(number))
             if not is_done:
                 return None
             self._number += 1
@@ -70,13 +70,16 @@ class Follower:
             self._finished = {shard.name.rpartition("shard-")[2]: shard for shard in shards}
         return True, self._finished.get(name)
 
-    def _num_tasks(self, input: int) -> int:
-        """How many tasks a stream has, as far as that is known."""
+    def _next_number(self, stream: Stream) -> int | None:
+        """That of the next task of a stream, which has none where one huge document covers a task; None at its end."""
         if self._finished is None:
-            num_tasks = self._journal.ended_stream(input)
-            return NOT_KNOWN if num_tasks is None else num_tasks
-        prefix = f"{input:05d}-"
-        return max((int(name[len(prefix) :]) + 1 for name in self._finished if name.startswith(prefix)), default=0)
+            numbers = self._journal.ended_stream(stream.input)
+            if numbers is None:
+                return self._number
+        else:
+            names = [name for name in self._finished if name.startswith(f"{stream.name}-")]
+            numbers = sorted(int(name.partition("-")[2]) for name in names)
+        return next((number for number in numbers if number >= self._number), None)
 
 
 def _follow(store: Path, work: list[Task | Stream], split: str) -> Follower:

@@ -21,6 +21,7 @@ import msgspec
 
 from tokenmill.errors import StoreError
 from tokenmill.files import create_durably, sync_directory, write_durably
+from tokenmill.pipeline.locking import sweep_locks, try_lock
 from tokenmill.pipeline.mirroring import Mirror
 from tokenmill.pipeline.plan import InputFile, Plan
 from tokenmill.pipeline.sharing import WHOLE, Share
@@ -92,9 +93,9 @@ class GateRecord(msgspec.Struct, frozen=True):
 
 
 class _StreamEnd(msgspec.Struct, frozen=True):
-    """How many tasks a stream gave, and when its input had last been modified."""
+    """Which tasks a stream gave, by number, and when its input had last been modified."""
 
-    num_tasks: int
+    numbers: list[int]
     mtime_ns: int
 
 
@@ -227,7 +228,7 @@ class Journal:
     def alone(self) -> Iterator[None]:
         """Held by one worker at a time, for documents that do not fit a worker's share of memory."""
         with (self._spool() / "alone.lock").open("wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try_lock(file, fcntl.LOCK_EX)
             yield
 
     def _spool(self) -> Path:
@@ -235,22 +236,22 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def end_stream(self, input: int, num_tasks: int, mtime_ns: int) -> None:
+    def end_stream(self, input: int, numbers: list[int], mtime_ns: int) -> None:
         """Note that a stream was read to its end, so that a resumed run need not read it again."""
-        self._write(self._stream_path(input).name, _StreamEnd(num_tasks, mtime_ns))
+        self._write(self._stream_path(input).name, _StreamEnd(numbers, mtime_ns))
 
-    def ended_stream(self, input: int) -> int | None:
-        """How many tasks a stream gave; None if it was not read to its end."""
+    def ended_stream(self, input: int) -> list[int] | None:
+        """Which tasks a stream gave; None if it was not read to its end."""
         end = _read(self._stream_path(input), _StreamEnd)
-        return end.num_tasks if end is not None else None
+        return end.numbers if end is not None else None
 
-    def ended_streams(self, inputs: Sequence[InputFile]) -> dict[int, int]:
-        """Inputs whose stream was read to its end and that nobody has touched since, and how many tasks they gave."""
+    def ended_streams(self, inputs: Sequence[InputFile]) -> dict[int, list[int]]:
+        """Inputs whose stream was read to its end and that nobody has touched since, and which tasks they gave."""
         found = {}
         for path in self.folder.glob("stream-*.json"):
             end, number = _read(path, _StreamEnd), int(path.stem.removeprefix("stream-"))
             if end is not None and number < len(inputs) and inputs[number].mtime_ns == end.mtime_ns:
-                found[number] = end.num_tasks
+                found[number] = end.numbers
         return found
 
     def _stream_path(self, input: int) -> Path:
@@ -295,6 +296,7 @@ class Journal:
         self.remove()
         for path in self.store.glob("*.tmp"):
             path.unlink(missing_ok=True)
+        sweep_locks(self.store)
 
     def remove(self) -> None:
         """The run is finished: the manifest says everything that is still of use."""

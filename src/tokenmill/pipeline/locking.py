@@ -22,7 +22,17 @@ from typing import IO, Any, BinaryIO
 from tokenmill.errors import StoreError
 from tokenmill.pipeline.sharing import WHOLE, Share
 
-__all__ = ["Holder", "Lock", "StoreInUseError", "find_holders", "is_in_use", "is_lock", "sweep_locks", "taking_turns"]
+__all__ = [
+    "Holder",
+    "Lock",
+    "StoreInUseError",
+    "find_holders",
+    "is_in_use",
+    "is_lock",
+    "sweep_locks",
+    "taking_turns",
+    "try_lock",
+]
 
 ORPHAN_SECONDS = 15.0
 LOCK_TRIES = 4
@@ -86,7 +96,7 @@ class Lock:
 
     def join(self) -> None:
         """Called in a worker: hold the directory until this process ends."""
-        _try_lock(self._open(_name(self._share, "workers.")), fcntl.LOCK_SH)
+        try_lock(self._open(_name(self._share, "workers.")), fcntl.LOCK_SH)
 
     def leave(self) -> None:
         """Called in a worker that lives on after its work: let go, and leave the files to the run."""
@@ -109,7 +119,7 @@ class Lock:
     def _lock_soon(self, file: BinaryIO) -> bool:
         """Take a lock, trying more than once: `tokenmill status` and rivals look at it for an instant."""
         for _ in range(LOCK_TRIES):
-            taken = _try_lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = try_lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if taken is not False:
                 self.is_real = taken is True
                 return True
@@ -138,7 +148,7 @@ def taking_turns(store: Path) -> Iterator[None]:
     path = store / TURN
     while True:
         with path.open("ab", buffering=0) as file:
-            _try_lock(file, fcntl.LOCK_EX)
+            try_lock(file, fcntl.LOCK_EX)
             if not _is_same_file(file, path):
                 continue
             try:
@@ -172,7 +182,7 @@ def sweep_locks(store: Path) -> None:
     for path in store.glob(".*lock"):
         if NAME.fullmatch(path.name):
             with suppress(OSError), path.open("r+b", buffering=0) as file:
-                if _try_lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                if try_lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
                     path.unlink(missing_ok=True)
 
 
@@ -192,7 +202,7 @@ def _held(store: Path, kind: str, wanted: Callable[[Share], bool]) -> dict[Share
             continue
         with suppress(OSError), path.open(open_mode, buffering=0) as file:
             # Given back at once: it can only be had when nobody is there to be disturbed.
-            if _try_lock(file, mode | fcntl.LOCK_NB) is False:
+            if try_lock(file, mode | fcntl.LOCK_NB) is False:
                 found[share] = path
     return found
 
@@ -203,7 +213,7 @@ def _read_holder(lock: BinaryIO, share: Share) -> Holder:
     return Holder(share, int(pid) if pid.isdecimal() else 0, host)
 
 
-def _try_lock(file: IO[Any], mode: int) -> bool | None:
+def try_lock(file: IO[Any], mode: int) -> bool | None:
     """Whether a lock was taken; None where the file system has no locks, so that nobody can have it."""
     try:
         fcntl.flock(file, mode)

@@ -135,7 +135,8 @@ class StreamEnded(msgspec.Struct, tag=True, frozen=True):
     """A stream was read to its end."""
 
     stream: Stream
-    num_tasks: int
+    numbers: list[int]
+    """Of its tasks: those that one huge document covers are left out."""
 
 
 class Preview(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ from tokenmill.store.manifest import decode_sealed, encode_sealed
 __all__ = ["AttemptInfo", "Moment", "Observer", "RunInfo", "read_attempts", "write_run_file"]
 
 WRITE_SECONDS = 1.0
+CONTINUE = "; run the same command again"
 MOST_MOMENTS = 400
 FIRST_MOMENT_SECONDS = 0.5
 
@@ -64,6 +65,11 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     world_size: int = 1
     """One of one where the run was not shared."""
+
+    @property
+    def cause(self) -> str | None:
+        """The reason without what to do about it: that was for whoever stopped it, then."""
+        return None if self.reason is None else self.reason.partition(CONTINUE)[0].rstrip(".")
 
     @property
     def share(self) -> Share:

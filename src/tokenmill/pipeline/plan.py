@@ -120,6 +120,10 @@ class Stream(msgspec.Struct, frozen=True):
         """What names of its tasks begin with."""
         return f"{self.input:05d}"
 
+    def task_name(self, number: int) -> str:
+        """What one of its tasks is called."""
+        return f"{self.name}-{number:04d}"
+
 
 class Plan(msgspec.Struct, frozen=True):
     """The work of a run."""

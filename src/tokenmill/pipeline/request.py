@@ -93,6 +93,8 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
                 f"--overwrite would have every rank remove what the others make; remove the store first (rm -r "
                 f"{request.out}), then start all ranks without it"
             )
+        if request.profile is not None and not Path(request.profile).absolute().parent.is_dir():
+            raise UsageError(f"--profile {request.profile}: there is no directory {Path(request.profile).parent}")
         return request
 
     def share(self) -> Share:

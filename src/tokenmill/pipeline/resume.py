@@ -36,7 +36,7 @@ class Standing:
     """What of it this process does."""
     done: dict[str, TaskRecord] = field(default_factory=dict)
     """Of that part."""
-    ended_streams: dict[int, int] = field(default_factory=dict)
+    ended_streams: dict[int, list[int]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -46,7 +46,7 @@ class Standing:
         for stream in self.part.streams:
             if stream.input not in self.ended_streams:
                 return True
-            names += [f"{stream.name}-{number:04d}" for number in range(self.ended_streams[stream.input])]
+            names += map(stream.task_name, self.ended_streams[stream.input])
         return any(name not in self.done for name in names)
 
 

@@ -98,7 +98,7 @@ class Scheduler:
         self._partial: dict[Worker, int] = {}
         self._num_launched = self._num_workers_launched = 0
 
-    def run(self, done: dict[str, TaskRecord], ended_streams: dict[int, int]) -> None:
+    def run(self, done: dict[str, TaskRecord], ended_streams: dict[int, list[int]]) -> None:
         """Finish the plan, given what earlier attempts did; returns when every task is in the journal."""
         self._take_stock(done, ended_streams)
         self._start_gate()
@@ -130,7 +130,7 @@ class Scheduler:
         for worker in {**self._held, **self._running}:
             worker.send(encode(MayPublish()))
 
-    def _take_stock(self, done: dict[str, TaskRecord], ended_streams: dict[int, int]) -> None:
+    def _take_stock(self, done: dict[str, TaskRecord], ended_streams: dict[int, list[int]]) -> None:
         self._done = dict(done)
         tasks, streams = self.tally.resume(self._plan, done, ended_streams)
         for task in tasks:
@@ -207,7 +207,7 @@ class Scheduler:
             self._spooled.append(message.task)
         elif isinstance(message, StreamEnded):
             file = self._plan.inputs[message.stream.input]
-            self._journal.end_stream(message.stream.input, message.num_tasks, file.mtime_ns)
+            self._journal.end_stream(message.stream.input, message.numbers, file.mtime_ns)
             del self._feeding[worker]
             self._next_stream(worker)
         elif isinstance(message, Failed):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -14,8 +13,6 @@ from tokenmill.pipeline.plan import Plan, Stream, Task
 from tokenmill.pipeline.stages import Stages
 
 __all__ = ["Tally", "TaskTime", "WorkerTally"]
-
-NOT_KNOWN = 1 << 62
 
 
 class WorkerTally(msgspec.Struct):
@@ -71,12 +68,11 @@ class Tally(msgspec.Struct):
         return cls(sum(task.bytes for task in plan.tasks) + streamed, max_errors)
 
     def resume(
-        self, plan: Plan, done: Mapping[str, TaskRecord], ended_streams: Mapping[int, int]
+        self, plan: Plan, done: Mapping[str, TaskRecord], ended_streams: Mapping[int, list[int]]
     ) -> tuple[list[Task], list[Stream]]:
         """Count what earlier attempts did of a plan, and give what they left."""
-        num_done = Counter(record.input for record in done.values())
         tasks = [task for task in plan.tasks if task.name not in done]
-        streams = [item for item in plan.streams if num_done[item.input] < ended_streams.get(item.input, NOT_KNOWN)]
+        streams = [stream for stream in plan.streams if not _is_done(stream, done, ended_streams)]
         left = sum(task.bytes for task in tasks) + sum(plan.inputs[stream.input].bytes for stream in streams)
         self.done_bytes = self.resumed_bytes = self.total_bytes - left
         self.num_tasks_done = len(done)
@@ -107,3 +103,8 @@ class Tally(msgspec.Struct):
                 f"{self.num_rejects} records could not be tokenized, more than --max-errors {self.max_errors}; "
                 "see the reasons with --on-error fail, or raise the limit and run the same command again"
             )
+
+
+def _is_done(stream: Stream, done: Mapping[str, TaskRecord], ended_streams: Mapping[int, list[int]]) -> bool:
+    numbers = ended_streams.get(stream.input)
+    return numbers is not None and all(stream.task_name(number) in done for number in numbers)

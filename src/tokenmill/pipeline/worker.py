@@ -151,13 +151,13 @@ class _Worker:
             assert isinstance(answer, Slot)
             return Path(answer.path)
 
-        num_tasks = 0
-        for task, seconds in cut_tasks(self._job, stream, slot):
-            num_tasks += 1
+        numbers = []
+        for number, task, seconds in cut_tasks(self._job, stream, slot):
+            numbers.append(number)
             if task is not None:
                 self._channel.send_bytes(encode(Cut(task)))
             self._tell(Progress(Stages(decompress=seconds), 0))
-        self._channel.send_bytes(encode(StreamEnded(stream, num_tasks)))
+        self._channel.send_bytes(encode(StreamEnded(stream, numbers)))
 
 
 def write_profile(profiler: cProfile.Profile, path: Path) -> None:

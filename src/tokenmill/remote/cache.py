@@ -52,7 +52,6 @@ class Cache:
             raise StoreError(f"the cache {self.folder} cannot be used: {error.strerror}; pass cache_dir") from None
         self._lease: tuple[int, int] | None = None
         self._leased: set[str] = set()
-        self._touched: dict[str, float] = {}
         self._mutex = threading.Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -81,12 +80,9 @@ class Cache:
         return True
 
     def touch(self, name: str) -> None:
-        """Note that a file is in use, so that others go before it."""
-        now = time.monotonic()
-        if now - self._touched.get(name, -60.0) > 1.0:
-            self._touched[name] = now
-            with suppress(OSError):
-                os.utime(self.folder / name)
+        """Note that a file is wanted, so that others go before it."""
+        with suppress(OSError):
+            os.utime(self.folder / name)
 
     def fetch(self, name: str, bucket: Bucket, info: ObjectInfo, xxh3: str, *, wait: bool = False) -> bool:
         """Bring a file here; whether it is. It is not where another process is at it, or there is no room for it.

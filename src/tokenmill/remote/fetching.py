@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import Future
+from functools import partial
 from typing import NamedTuple
 
 from tokenmill.errors import TokenmillError
@@ -14,7 +17,7 @@ from tokenmill.remote.crew import submit
 
 __all__ = ["Fetcher", "RemoteFile"]
 
-FILES_AT_ONCE = 2
+FILES_AT_ONCE = 4
 """Each has several requests under way."""
 SMALL_FILES_AT_ONCE = 16
 
@@ -28,36 +31,73 @@ class RemoteFile(NamedTuple):
 
 
 class Fetcher:
-    """Fetches files of one bucket into a cache, each once at a time in this process and in all others."""
+    """Fetches files of one bucket into a cache, each once at a time in this process and in all others.
 
-    def __init__(self, cache: Cache, bucket: Bucket) -> None:
+    Where files come and go, at most `ahead_bytes` of them are here that nobody has used yet: what is fetched too early
+    would only push out what is still needed.
+    """
+
+    def __init__(self, cache: Cache, bucket: Bucket, ahead_bytes: int | None = None) -> None:
         self.cache = cache
         self.bucket = bucket
+        self._ahead_bytes = ahead_bytes
         self._begin()
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return Fetcher, (self.cache, self.bucket)
-
     def _begin(self) -> None:
+        """Start with nothing, also in a process that was forked: its parent's threads are not here."""
         self._process = os.getpid()
         self._lock = threading.Lock()
+        self._queue: deque[RemoteFile] = deque()
         self._wanted: set[str] = set()
+        self._unused: dict[str, int] = {}
+        self._running: dict[str, Future[None]] = {}
         self._failures: dict[str, TokenmillError] = {}
 
     def want(self, files: Iterable[RemoteFile]) -> None:
-        """Fetch files in the background; what fails is said by `check`."""
+        """Fetch files in the background, in this order; what fails is said by `check`."""
         if self._process != os.getpid():
             self._begin()
-        for file in files:
+        with self._lock:
+            for file in files:
+                if file.name not in self._wanted and file.name not in self._failures:
+                    self._wanted.add(file.name)
+                    self._queue.append(file)
+            self._start_some()
+
+    def use(self, file: RemoteFile) -> None:
+        """Note that a file is being read."""
+        if file.name in self._unused:
             with self._lock:
-                is_known = file.name in self._wanted or file.name in self._failures
-                self._wanted.add(file.name)
-            if not is_known:
-                submit("files", FILES_AT_ONCE, lambda file=file: self._fetch(file))  # type: ignore[misc]
+                self._unused.pop(file.name, None)
+                self._start_some()
+
+    def wait_for(self, file: RemoteFile) -> None:
+        """Wait until a file that is wanted has come, or is known not to."""
+        with self._lock:
+            if file in self._queue:
+                # Whoever waits for it needs it now, whatever else is here that nobody has used.
+                self._queue.remove(file)
+                self._start(file)
+            running = self._running.get(file.name)
+        if running is not None:
+            running.result()
+
+    def _start_some(self) -> None:
+        while self._queue and len(self._running) < FILES_AT_ONCE:
+            ahead = sum(self._unused.values())
+            size = self._queue[0].info.num_bytes
+            if self._ahead_bytes is not None and ahead and ahead + size > self._ahead_bytes:
+                return
+            self._start(self._queue.popleft())
+
+    def _start(self, file: RemoteFile) -> None:
+        self._unused[file.name] = file.info.num_bytes
+        self._running[file.name] = submit("files", FILES_AT_ONCE, partial(self._fetch, file))
 
     def _fetch(self, file: RemoteFile) -> None:
+        is_here, others = False, self._ahead_bytes is not None
         try:
-            self.cache.fetch(file.name, self.bucket, file.info, file.xxh3)
+            is_here = self.cache.fetch(file.name, self.bucket, file.info, file.xxh3, wait=others)
         except TokenmillError as error:
             self._failures[file.name] = error
         except OSError:
@@ -66,6 +106,10 @@ class Fetcher:
         finally:
             with self._lock:
                 self._wanted.discard(file.name)
+                self._running.pop(file.name, None)
+                if not is_here:
+                    self._unused.pop(file.name, None)
+                self._start_some()
 
     def check(self, file: RemoteFile) -> None:
         """Raise what a fetch in the background has found out."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
@@ -22,7 +22,7 @@ __all__ = ["RangeReader", "Stretch"]
 
 NUM_REQUESTS = 32
 """Requests under way at once."""
-GAP_BYTES = 64 << 10
+GAP_BYTES = 32 << 10
 """Stretches that are no further apart are fetched together: bytes nobody wants cost less than another request."""
 MOST_JOINED_BYTES = 4 << 20
 AHEAD_BYTES = 64 << 20
@@ -40,14 +40,19 @@ class Stretch(NamedTuple):
 
 
 class RangeReader:
-    """Reads objects of one bucket by range; their sizes are known. Threads may share it."""
+    """Reads objects of one bucket by range; their sizes are known. Threads may share it.
 
-    def __init__(self, bucket: Bucket) -> None:
+    At most `ahead_bytes` are fetched before they are used. Objects that `is_here` knows have come some other way, and
+    are not fetched ahead any more.
+    """
+
+    def __init__(
+        self, bucket: Bucket, ahead_bytes: int = AHEAD_BYTES, is_here: Callable[[str], bool] = lambda _: False
+    ) -> None:
         self._bucket = bucket
+        self._ahead_bytes = ahead_bytes
+        self._is_here = is_here
         self._begin()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return RangeReader, (self._bucket,)
 
     def _begin(self) -> None:
         """Start with nothing, also in a process that was forked: what its parent waits for never comes to it."""
@@ -75,6 +80,10 @@ class RangeReader:
                 self._forget(self._batches.popitem(last=False)[1])
             self._start_some()
 
+    def is_expected(self, stretch: Stretch) -> bool:
+        """Whether a stretch was announced, and not read since."""
+        return stretch in self._places
+
     def read(self, stretch: Stretch, num_bytes: int) -> memoryview:
         """The bytes of a stretch, all of them, of an object that has so many."""
         if self._process != os.getpid():
@@ -101,9 +110,9 @@ class RangeReader:
         return data
 
     def _start_some(self) -> None:
-        while self._waiting and self._num_ahead < AHEAD_BYTES:
+        while self._waiting and self._num_ahead < self._ahead_bytes:
             group = self._waiting.popleft()
-            if group.answer is None and group.num_left > 0:
+            if group.answer is None and group.num_left > 0 and not self._is_here(group.key):
                 self._start(group)
 
     def _start(self, group: _Group) -> None:

@@ -134,7 +134,7 @@ class _Reading:
                 looked_at.table.release(shard)
             self.by_split.add(np.full(len(lengths), place), sums)
             if ".docs.parquet" in info.shards[shard].files:
-                self.sources.add(Path(f"{split.table.stems[shard]}.docs.parquet"), sums)
+                self.sources.add(Path(split.table.local_path(shard, ".docs.parquet")), sums)
             first_token, first_document = int(edges[-1]), first_document + len(lengths)
             self._num_done += len(lengths)
             self._advance(READING, self._num_done, self._store.manifest.num_documents)

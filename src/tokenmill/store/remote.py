@@ -31,6 +31,8 @@ from tokenmill.store.store import Split, TokenStore, check_manifest
 __all__ = ["FETCHES", "RemoteStore", "open_remote"]
 
 FETCHES = ("shard", "range")
+FEW_BYTES = 1 << 20
+EARLY_ROWS = 512
 LOADED = (".bin", ".idx", *BESIDE)
 """What loading needs of a shard."""
 
@@ -65,7 +67,8 @@ class RemoteStore(TokenStore):
         self.cache = cache
         self._fetch = fetch
         self.manifest: Manifest = self._read_manifest(checksum)
-        self.path = cache.folder / self._name_in_cache(self.manifest.checksum)
+        self._cached = self._folder_in_cache(self.manifest.checksum)
+        self.path = cache.folder / self._cached
         self.path.mkdir(parents=True, exist_ok=True)
         check_manifest(self.path, self.manifest)
         self.vocab_size = self.manifest.tokenizer.vocab_size
@@ -78,7 +81,16 @@ class RemoteStore(TokenStore):
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteStore, (self.url, self.cache, self._fetch, self.manifest.checksum)
 
-    def _name_in_cache(self, checksum: str) -> str:
+    @property
+    def place(self) -> str:
+        """Its URL."""
+        return self.url
+
+    def make_local(self) -> None:
+        """Fetch all files of all shards into the cache, to stay."""
+        self.keeper.bring_files([self._describe(name, file) for name, file in self._files.items()])
+
+    def _folder_in_cache(self, checksum: str) -> str:
         """A folder for this manifest at this URL: one that replaces it has other files of the same names."""
         mark = xxhash.xxh3_64_hexdigest(f"{self.url} {checksum}".encode())
         return f"{mark}/{self._folder.rpartition('/')[2] or self._bucket.name}"
@@ -121,7 +133,11 @@ class RemoteStore(TokenStore):
 
     def _describe(self, name: str, file: FileInfo) -> RemoteFile:
         info = ObjectInfo(self.key(name), file.bytes, None)
-        return RemoteFile(f"{self.path.relative_to(self.cache.folder)}/{name}", info, file.xxh3)
+        return RemoteFile(self.name_in_cache(info.key), info, file.xxh3)
+
+    def name_in_cache(self, key: str) -> str:
+        """What the cache calls the file of an object."""
+        return f"{self._cached}/{key.removeprefix(self._folder).lstrip('/')}"
 
     @property
     def bucket(self) -> Bucket:
@@ -145,8 +161,16 @@ class RemoteKeeper:
 
     def __init__(self, store: RemoteStore) -> None:
         self._store = store
-        self._fetcher = Fetcher(store.cache, store.bucket)
-        self._ranges = RangeReader(store.bucket)
+        ahead_bytes = None if store.fits_cache else store.cache.most_bytes // 2
+        self._fetcher = Fetcher(store.cache, store.bucket, ahead_bytes)
+        # Shards of a block come just in time, and are worth waiting for once training has begun.
+        self._waits = store.fetch == "shard" and not store.fits_cache
+        self._num_early = 0
+        if store.fetch == "shard":
+            # Rows until their shard is here: few at a time, because most will find it here when they are wanted.
+            self._ranges = RangeReader(store.bucket, FEW_BYTES, self._has_object)
+        else:
+            self._ranges = RangeReader(store.bucket)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _keeper_of, (self._store,)
@@ -156,12 +180,16 @@ class RemoteKeeper:
         """The size of the cache."""
         return self._store.cache.most_bytes
 
+    def _has_object(self, key: str) -> bool:
+        return self._store.cache.has(self._store.name_in_cache(key))
+
     def hold(self, path: str) -> bool:
         """Whether a file is here, to stay; where the store does not fit the cache, files come and go."""
         if not self._store.fits_cache:
             return False
         file = self._store.file(path)
         self._fetcher.check(file)
+        self._fetcher.use(file)
         return self._store.cache.use(file.name)
 
     def bring(self, paths: Sequence[str]) -> None:
@@ -183,6 +211,9 @@ class RemoteKeeper:
         """Fetch shards in the background, if they are to be fetched whole."""
         if self._store.fetch == "shard":
             files = [self._store.file(path) for path in paths]
+            for file in files:
+                # What was wanted longest ago goes first, also if it was read later than what is yet to be read.
+                self._store.cache.touch(file.name)
             self._fetcher.want(file for file in files if not self._store.cache.has(file.name))
 
     def expect(self, paths: Sequence[str], starts: Sequence[int], stops: Sequence[int]) -> None:
@@ -197,6 +228,9 @@ class RemoteKeeper:
             for path, start, stop in zip(paths, starts, stops, strict=True)
             if path in missing and stop > start
         ]
+        if self._waits:
+            stretches = stretches[: max(0, EARLY_ROWS - self._num_early)]
+            self._num_early += len(stretches)
         self._ranges.expect(stretches, {file.info.key: file.info.num_bytes for file in missing.values()})
         self.want(list(missing))
 
@@ -204,10 +238,13 @@ class RemoteKeeper:
         """Fill a buffer from the file in the cache, or from the bucket."""
         file = self._store.file(path)
         self._fetcher.check(file)
-        if self._store.cache.has(file.name) and _read_here(path, buffer, offset):
-            self._store.cache.touch(file.name)
-            return
+        self._fetcher.use(file)
         stretch = Stretch(file.info.key, offset, offset + len(buffer))
+        if self._waits and not self._ranges.is_expected(stretch):
+            self._fetcher.wait_for(file)
+            self._fetcher.check(file)
+        if self._store.cache.has(file.name) and _read_here(path, buffer, offset):
+            return
         buffer[:] = self._ranges.read(stretch, file.info.num_bytes)
 
 

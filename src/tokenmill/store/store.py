@@ -44,6 +44,14 @@ class TokenSource:
     """One more than the largest id, where that is known."""
 
     @property
+    def place(self) -> str:
+        """Where it is, as a user names it."""
+        return str(self.path)
+
+    def make_local(self) -> None:
+        """Have all its files on this machine, for whoever reads them by their paths."""
+
+    @property
     def num_documents(self) -> int:
         """Documents of the train split."""
         return self.split().num_documents
@@ -62,7 +70,7 @@ class TokenSource:
         """The documents of one split."""
         name = name if name is not None else next(iter(self.splits))
         if not isinstance(name, str) or name not in self.splits:
-            raise UsageError(f"{self.path} has no split {show(name)}; it has {', '.join(self.splits)}")
+            raise UsageError(f"{self.place} has no split {show(name)}; it has {', '.join(self.splits)}")
         documents: Documents = self.splits[name]
         return documents
 
@@ -94,7 +102,7 @@ class TokenSource:
         parts = ", ".join(
             f"{name}: {s.num_documents:,} documents, {s.num_tokens:,} tokens" for name, s in self.splits.items()
         )
-        return f"{type(self).__name__}({str(self.path)!r}, {parts})"
+        return f"{type(self).__name__}({self.place!r}, {parts})"
 
 
 class TokenStore(TokenSource):

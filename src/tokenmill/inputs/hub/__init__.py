@@ -26,7 +26,7 @@ from tokenmill.inputs.hub.layout import (
 )
 from tokenmill.inputs.hub.names import CONVERTED, Target, parse
 from tokenmill.inputs.hub.refusals import NoRevision
-from tokenmill.inputs.hub.repository import Repository, open_repository
+from tokenmill.inputs.hub.repository import Repository, open_repository, quietly
 from tokenmill.progress import Display, format_bytes
 
 __all__ = ["expand"]
@@ -38,6 +38,11 @@ PARTIAL = "partial-"
 def expand(item: str, display: Display, limit: int | None = None) -> Expansion:
     """The files of a data set, or of a path in one, in the cache; as many as `limit` documents need."""
     target = parse(item)
+    with quietly():
+        return _expand(target, display, limit)
+
+
+def _expand(target: Target, display: Display, limit: int | None) -> Expansion:
     repository = open_repository(target)
     if repository.silence is not None:
         display.say(f"the Hub does not answer; {target.item} is taken as the cache knows it", style="yellow")
@@ -57,7 +62,8 @@ def _fetch(repository: Repository, paths: list[str], display: Display, limit: in
     """Where files are, by their paths in the repository; with a limit, the first ones that have so many documents."""
     files = {path: repository.files[path] for path in paths}
     size = format_bytes(sum(file.bytes for file in files.values()))
-    display.say(f"data set   {repository.id} at {repository.commit[:12]}: {len(files):,} files, {size}")
+    count = f"{len(files):,} file{'s' if len(files) > 1 else ''}"
+    display.say(f"data set   {repository.id} at {repository.commit[:12]}: {count}, {size}")
     if limit is None:
         return dict(zip(paths, fetch(repository, files, display), strict=True))
     local: dict[str, str] = {}

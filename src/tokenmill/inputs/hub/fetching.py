@@ -11,8 +11,7 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,7 @@ def fetch(repository: Repository, files: dict[str, File], display: Display) -> l
     if missing and repository.silence is not None:
         raise repository.silence
     _check_space(repository, total)
-    with _quietly():
-        return _Fetcher(repository, total, display).fetch(list(files), set(missing))
+    return _Fetcher(repository, total, display).fetch(list(files), set(missing))
 
 
 def _is_cached(repository: Repository, path: str, file: File) -> bool:
@@ -61,8 +59,8 @@ def _check_space(repository: Repository, total: int) -> None:
         )
 
 
-class _Stopped(Exception):
-    """Nobody waits for this file any more."""
+class _Stopped(BaseException):
+    """Nobody waits for this file any more; no reason to try again."""
 
 
 class _Fetcher:
@@ -177,19 +175,3 @@ def _counts_bytes() -> bool:
     from huggingface_hub import hf_hub_download
 
     return "tqdm_class" in inspect.signature(hf_hub_download).parameters
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Have the client keep its bars and warnings to itself: what is to be said is said here."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
-
-    level, were_disabled = logging.get_verbosity(), are_progress_bars_disabled()
-    logging.set_verbosity_error()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if not were_disabled:
-            enable_progress_bars()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -22,7 +22,7 @@ from tokenmill.files import write_durably
 from tokenmill.inputs.hub.names import Target
 from tokenmill.inputs.hub.refusals import Unreachable, explain, is_passing
 
-__all__ = ["File", "Repository", "open_repository", "persist"]
+__all__ = ["File", "Repository", "open_repository", "persist", "quietly"]
 
 FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
 ASK_SECONDS = 30.0
@@ -122,9 +122,25 @@ class Repository:
         return answer
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Have the client keep its bars and warnings to itself: what is to be said is said here."""
+    _client()
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
+
+    level, were_disabled = logging.get_verbosity(), are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if not were_disabled:
+            enable_progress_bars()
+
+
 def open_repository(target: Target) -> Repository:
     """A repository at the commit that its revision means; as far as the cache knows, if the Hub cannot be reached."""
-    _client()
     key = quote(target.revision, safe="")
     known = _read_note(target.repository, "refs", key, str)
     if known is not None and known == target.revision:
