@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The newest torch that is published with CPU wheels for every supported Python.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint types check format test-kills test-interop test-browser test-train test-slurm test-ray test-engines bench clean
+.PHONY: demo test lint types check format test-kills test-interop test-browser test-train test-slurm test-ray test-ceph test-engines bench clean
 
 demo: $(VENV)/base
 	$(BIN)/tokenmill demo
@@ -45,6 +45,10 @@ test-browser: $(VENV)/all
 # What takes minutes of the reference trainers: compiled models, their own self-checks, waiting for data.
 test-train: $(VENV)/all
 	$(BIN)/python -m pytest -m slow tests/test_train_torch.py tests/test_train_jax.py
+
+# Object stores against a real Ceph gateway on loopback (Debian: ceph-mon ceph-osd radosgw ceph-common); prints a tally.
+test-ceph: $(VENV)/all
+	$(BIN)/python tests/cluster/ceph.py
 
 # Job arrays and steps on a real Slurm of one node on loopback (Debian: slurm-wlm munge), a rank requeued and one killed; prints a tally.
 test-slurm: $(VENV)/all

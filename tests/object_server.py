@@ -93,19 +93,20 @@ def make_bucket(endpoint: str, name: str) -> None:
     """obstore makes none, so this request is signed here."""
     host = endpoint.removeprefix("http://")
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    region, empty = os.environ.get("AWS_REGION", "us-east-1"), hashlib.sha256(b"").hexdigest()
+    told = {**KEYS, **os.environ}
+    region, empty = told["AWS_REGION"], hashlib.sha256(b"").hexdigest()
     signed = "host;x-amz-content-sha256;x-amz-date"
     headers = f"host:{host}\nx-amz-content-sha256:{empty}\nx-amz-date:{now}\n"
     asked = hashlib.sha256(f"PUT\n/{name}\n\n{headers}\n{signed}\n{empty}".encode()).hexdigest()
     scope = f"{now[:8]}/{region}/s3/aws4_request"
-    key = f"AWS4{os.environ['AWS_SECRET_ACCESS_KEY']}".encode()
+    key = f"AWS4{told['AWS_SECRET_ACCESS_KEY']}".encode()
     for part in scope.split("/"):
         key = hmac.digest(key, part.encode(), "sha256")
     signature = hmac.digest(key, f"AWS4-HMAC-SHA256\n{now}\n{scope}\n{asked}".encode(), "sha256").hex()
     request = urllib.request.Request(f"{endpoint}/{name}", method="PUT")
     request.add_header("x-amz-date", now)
     request.add_header("x-amz-content-sha256", empty)
-    credential = f"{os.environ['AWS_ACCESS_KEY_ID']}/{scope}"
+    credential = f"{told['AWS_ACCESS_KEY_ID']}/{scope}"
     request.add_header(
         "Authorization", f"AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders={signed}, Signature={signature}"
     )

@@ -17,6 +17,7 @@ import pytest
 from tests.conftest import make_texts, write_jsonl
 from tests.hub_repositories import add_named
 from tests.hub_server import serving
+from tests.object_server import KEYS, make_bucket
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -47,9 +48,21 @@ def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
         yield {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(tmp_path / "hf")}
 
 
+def find_objects(page: str, request: pytest.FixtureRequest, folder: Path) -> dict[str, str]:
+    """What leads programs to a server on loopback with the bucket that a page names, if it does."""
+    if not any("s3://my-bucket" in text for _, text in BLOCK.findall(page)):
+        return {}
+    endpoint = request.getfixturevalue("s3_server")
+    make_bucket(endpoint, "my-bucket")
+    return {**KEYS, "AWS_ENDPOINT_URL": endpoint, "TOKENMILL_CACHE": str(folder / "cache")}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_block_of_a_page_runs(page: Path, workplace: Path, hub: dict[str, str]) -> None:
+def test_every_block_of_a_page_runs(
+    page: Path, workplace: Path, hub: dict[str, str], request: pytest.FixtureRequest
+) -> None:
     blocks = BLOCK.findall(page.read_text())
+    hub = hub | find_objects(page.read_text(), request, workplace)
     for _, text in (block for block in blocks if block[0] == "yaml"):
         (workplace / "run.yaml").write_text(text)
     program = Path(sys.executable).parent

@@ -414,7 +414,12 @@ def test_a_rank_without_a_share_says_so(tmp_path: Path) -> None:
     assert run_rank(path, out, 0, 3, **flags).num_own == 1
     assert read_status(out).ranks_that_are("done") == [0, 2]
     assert run_rank(path, out, 1, 3, **flags).manifest is not None
+    whole = snapshot(out)
+    # As after a kill right behind the manifest.
+    (out / ".rank-0-of-3.lock").touch()
+    (out / ".rank-7-of-9.workers.lock").touch()
     assert run_rank(path, out, 2, 3, **flags).observer is None, "the store is finished"
+    assert snapshot(out) == whole
 
 
 def test_python_gets_the_store_from_the_last_rank_and_nothing_from_others(corpus: Path, tmp_path: Path) -> None:
@@ -601,6 +606,7 @@ def test_a_rank_sweeps_up_after_itself_and_nobody_else(
     orphan = out / "train" / f"shard-{theirs.name}.bin"
     orphan.write_bytes(b"published by rank 1, which is about to enter it")
     (out / ".rank-2-of-3.lock").write_bytes(b"1")
+    (out / "tokenizer" / "bytes.json.0f1e2d3c4b5a6978.tmp").write_bytes(b"half")
     run_rank(corpus, out, 0, 2)
     assert not any(path.exists() for path in left[0])
     assert all(path.exists() for path in left[1])

@@ -63,6 +63,7 @@ ONLY_IN = {
         "inputs/hub/repository.py",
     },
     "matplotlib": {"bench/plots.py"},
+    "obstore": {"remote/client.py"},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,11 +10,11 @@ import typer
 from tokenmill.cli import tokenize_flags as flag
 from tokenmill.cli.config import merge_config
 from tokenmill.cli.flags import (
+    AnyStore,
     AsJson,
     Format,
     Inputs,
     Memory,
-    Store,
     TextKey,
     TokenizerSpec,
     Workers,
@@ -21,6 +22,7 @@ from tokenmill.cli.flags import (
     switch,
 )
 from tokenmill.cli.output import print_json
+from tokenmill.errors import UsageError
 
 __all__ = ["estimate", "finish", "tokenize"]
 
@@ -105,18 +107,23 @@ def tokenize(
     print_summary(outcome, request)
 
 
-def finish(store: Store) -> None:
+def finish(store: AnyStore) -> None:
     """Write the manifest of a run that many processes share, once all of its tasks are done."""
     from tokenmill.pipeline.finish import Incomplete, finish_store
+    from tokenmill.remote.bucket import is_remote
     from tokenmill.summary import print_finished
 
+    if is_remote(store):
+        raise UsageError(
+            f"{store} is in a bucket; start any rank again: it writes the manifest once all tasks are done"
+        )
     try:
-        manifest = finish_store(store)
+        manifest = finish_store(Path(store))
     except Incomplete as error:
         for line in error.details:
             print(line)
         raise
-    print_finished(store, manifest)
+    print_finished(Path(store), manifest)
 
 
 def estimate(

@@ -261,7 +261,7 @@ class Dispatcher:
         self._records += [record.name for record in message.records]
         if isinstance(item.work, RunStream):
             number = item.work.stream.input
-            self._journal.end_stream(number, message.numbers, self._plan.inputs[number].mtime_ns)
+            self._journal.end_stream(number, message.numbers, self._plan.inputs[number].stamp)
 
     def _mourn(self, item: _Item, event: Loss) -> None:
         """A stream that moves on between two losses goes on; anything else may kill whatever it runs on."""

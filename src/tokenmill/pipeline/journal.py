@@ -48,8 +48,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     input: int
     number: int
     inputs: list[int]
-    mtimes_ns: list[int]
-    """When these had last been modified."""
+    stamps: list[int]
+    """What these had when it was planned."""
     shards: dict[str, ShardInfo]
     num_documents_in: int
     num_bytes: int
@@ -66,9 +66,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def modified(self, inputs: Sequence[InputFile]) -> set[int]:
         """Which of its inputs were touched since."""
-        return {
-            number for number, then in zip(self.inputs, self.mtimes_ns, strict=True) if inputs[number].mtime_ns != then
-        }
+        return {number for number, then in zip(self.inputs, self.stamps, strict=True) if inputs[number].stamp != then}
 
 
 class SavedPlan(msgspec.Struct, frozen=True):
@@ -93,10 +91,10 @@ class GateRecord(msgspec.Struct, frozen=True):
 
 
 class _StreamEnd(msgspec.Struct, frozen=True):
-    """Which tasks a stream gave, by number, and when its input had last been modified."""
+    """Which tasks a stream gave, by number, and the stamp of its input."""
 
     numbers: list[int]
-    mtime_ns: int
+    stamp: int
 
 
 class Journal:
@@ -236,9 +234,9 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def end_stream(self, input: int, numbers: list[int], mtime_ns: int) -> None:
+    def end_stream(self, input: int, numbers: list[int], stamp: int) -> None:
         """Note that a stream was read to its end, so that a resumed run need not read it again."""
-        self._write(self._stream_path(input).name, _StreamEnd(numbers, mtime_ns))
+        self._write(self._stream_path(input).name, _StreamEnd(numbers, stamp))
 
     def ended_stream(self, input: int) -> list[int] | None:
         """Which tasks a stream gave; None if it was not read to its end."""
@@ -250,7 +248,7 @@ class Journal:
         found = {}
         for path in self.folder.glob("stream-*.json"):
             end, number = _read(path, _StreamEnd), int(path.stem.removeprefix("stream-"))
-            if end is not None and number < len(inputs) and inputs[number].mtime_ns == end.mtime_ns:
+            if end is not None and number < len(inputs) and inputs[number].stamp == end.stamp:
                 found[number] = end.numbers
         return found
 
@@ -271,8 +269,9 @@ class Journal:
     def sweep_all(self, done: dict[str, TaskRecord]) -> None:
         """The same for everybody's attempts, when nobody is at work."""
         shutil.rmtree(self.folder / "spool", ignore_errors=True)
-        for path in (*self.folder.glob("*.tmp"), *self.store.glob("*.tmp")):
-            path.unlink(missing_ok=True)
+        for folder in (self.folder, self.store, self.store / "tokenizer"):
+            for path in folder.glob("*.tmp"):
+                path.unlink(missing_ok=True)
         for path in self.folder.glob("*.rejects.jsonl"):
             if path.name.removesuffix(".rejects.jsonl") not in done:
                 path.unlink(missing_ok=True)

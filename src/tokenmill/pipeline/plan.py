@@ -11,6 +11,7 @@ workers or timing. Three kinds of input give three kinds of task:
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -75,6 +76,14 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True):
     def is_sampled(self) -> bool:
         """Whether the fingerprint is of a part of the content only."""
         return self.bytes > WHOLE_FINGERPRINT_BYTES and not is_remote(self.path)
+
+    @property
+    def stamp(self) -> int:
+        """Another number when somebody has touched it: the time of modification; of what was fetched, the revision.
+
+        Copies that several machines have fetched differ in the time.
+        """
+        return self.mtime_ns if self.origin is None else zlib.crc32(self.origin.encode())
 
     @property
     def shown(self) -> str:

@@ -120,7 +120,7 @@ def _resume(
     journal: Journal, saved: SavedPlan, settings: Settings, files: list[InputFile], plan: Plan | None
 ) -> Standing:
     """Keep finished tasks, except those of inputs that were touched since: those are done again."""
-    if any(old.mtime_ns != new.mtime_ns for old, new in zip(saved.inputs, files, strict=True)):
+    if any(old.stamp != new.stamp for old, new in zip(saved.inputs, files, strict=True)):
         plan = plan or make_plan(files, settings)
         journal.amend(_saved(settings, plan))
     # Cut once: what a run that continues would cut may depend on its version.

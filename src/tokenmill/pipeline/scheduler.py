@@ -207,7 +207,7 @@ class Scheduler:
             self._spooled.append(message.task)
         elif isinstance(message, StreamEnded):
             file = self._plan.inputs[message.stream.input]
-            self._journal.end_stream(message.stream.input, message.numbers, file.mtime_ns)
+            self._journal.end_stream(message.stream.input, message.numbers, file.stamp)
             del self._feeding[worker]
             self._next_stream(worker)
         elif isinstance(message, Failed):

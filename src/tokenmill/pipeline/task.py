@@ -330,7 +330,7 @@ class TaskOutput:
             input=self._task.input,
             number=self._task.number,
             inputs=[span.input for span in self._task.spans],
-            mtimes_ns=[self._job.inputs[span.input].mtime_ns for span in self._task.spans],
+            stamps=[self._job.inputs[span.input].stamp for span in self._task.spans],
             shards=shards,
             num_documents_in=self._num_documents + sum(self._rejects.values()),
             num_bytes=self._num_bytes,
