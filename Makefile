@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 demo: $(VENV)/base
 	$(BIN)/tokenmill demo
 
-test: $(VENV)/all
+test: $(VENV)/all .interop/moto/ready
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not interop"
 
 lint: $(VENV)/all
@@ -69,6 +69,10 @@ bench: $(VENV)/all
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+
+# The S3 server of the tests; without it they are skipped, and say so.
+.interop/moto/ready: | $(VENV)/all
+	-$(BIN)/python -c "from tests.object_server import moto_server; moto_server()"
 
 $(VENV)/base: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

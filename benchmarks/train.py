@@ -23,7 +23,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SHARED = HERE.parent.parent / "shared" / "data"
-sys.path.insert(0, str(HERE.parent / "examples"))
+# Not this folder: its tokenize.py would hide the standard library's from torch.
+sys.path[0] = str(HERE.parent / "examples")
 
 WAYS = {
     "one sample at a time, in the loop": "sample",
@@ -68,7 +69,7 @@ def find_data(arguments: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
         text = folder / "web.jsonl"
         with (SHARED / "web_en.jsonl.zst").open("rb") as file, text.open("wb") as out:
             zstandard.ZstdDecompressor().copy_stream(file, out)
-        return text, SHARED / "tokenizers" / "gpt2"
+        return text, SHARED / "tokenizers" / "bytebpe8k"
     subprocess.run([sys.executable, "-m", "tokenmill", "demo", str(folder / "demo")], check=True, capture_output=True)
     return next((folder / "demo").rglob("*.jsonl")), next((folder / "demo").rglob("tokenizer.json")).parent
 

@@ -200,7 +200,7 @@ def test_settings_of_load(path: Path) -> None:
         ({"split": []}, r"has no split \[\]; it has train, val"),
         ({"packing": []}, r"packing \[\] is unknown; expected concat, best-fit, pad"),
         ({"long_documents": 3}, "long_documents 3 is unknown; expected split, truncate, drop"),
-        ({"shuffle": "yes"}, "shuffle 'yes' must be True or False"),
+        ({"shuffle": "yes"}, "shuffle 'yes' must be True, False or 'blocks'"),
         ({"seq_len": "8"}, "seq_len '8' must be a whole number"),
         ({"batch_size": None}, "load needs a batch_size"),
     ):

@@ -18,13 +18,14 @@ from tests.object_server import FaultyProxy
 from tests.running import command, sentence, snapshot, tokenmill
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.remote import split_url
+from tokenmill.verification import verify
 
 TASK_BYTES = 20_000
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    folder = tmp_path / "corpus"
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("objects") / "corpus"
     texts = make_texts(600, seed=9)
     write_jsonl(folder / "a.jsonl", texts[:400])
     path = write_jsonl(folder / "b.jsonl", texts[400:])
@@ -50,11 +51,16 @@ def objects(url: str) -> dict[str, bytes]:
     return {info.key[len(prefix) + 1 :]: bucket.read(info.key) for info in infos if not info.key.endswith("run.json")}
 
 
-@pytest.fixture
-def expected(tmp_path: Path, corpus: Path, tiny_tokenizer: Path) -> dict[str, bytes]:
+@pytest.fixture(scope="module")
+def local(corpus: Path, tiny_tokenizer: Path) -> Path:
     """The same store on a disk."""
-    tm.tokenize(str(corpus), tmp_path / "local", **flags(tiny_tokenizer))
-    return snapshot(tmp_path / "local")
+    tm.tokenize(str(corpus), corpus.parent / "local", **flags(tiny_tokenizer))
+    return corpus.parent / "local"
+
+
+@pytest.fixture(scope="module")
+def expected(local: Path) -> dict[str, bytes]:
+    return snapshot(local)
 
 
 def arguments(corpus: Path, url: str, tokenizer: Path) -> list[str]:
@@ -72,12 +78,12 @@ def test_a_store_in_a_bucket_has_the_bytes_of_one_on_a_disk(
     store = tm.tokenize(str(corpus), url, **flags(tiny_tokenizer, scratch=str(tmp_path / "scratch")))
     assert objects(url) == expected
     assert not list((tmp_path / "scratch").iterdir()), "nothing is left in the scratch directory"
-    assert store.num_documents == tm.open(tmp_path / "local").num_documents
+    assert store.num_documents > 500
     again = tokenmill(*arguments(corpus, url, tiny_tokenizer))
     assert again.returncode == 0, again.stderr
     assert f"{url} is already finished" in again.stdout
-    other = tokenmill(*arguments(corpus, url, tiny_tokenizer), "--no-eos")
-    assert sentence(other).startswith(f"{url} was made with --eos")
+    with pytest.raises(StoreError, match=f"^{url} was made with --eos"):
+        tm.tokenize(str(corpus), url, **flags(tiny_tokenizer, eos=False))
     assert objects(url) == expected
 
 
@@ -92,22 +98,20 @@ def test_a_killed_run_is_continued_from_the_bucket(
     url = f"{s3}/tok"
     faulty.delay = 0.05
     bucket, prefix = split_url(url)
-    for number in range(2):
-        process = subprocess.Popen(
-            command(*arguments(corpus, url, tiny_tokenizer)),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "TMPDIR": str(tmp_path)},
-        )
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            entries = [info.key for info in bucket.list(f"{prefix}/.tasks") if info.key[-6].isdigit()]
-            if len(entries) > 3 * number + 2:
-                break
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process = subprocess.Popen(
+        command(*arguments(corpus, url, tiny_tokenizer)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        if len([info for info in bucket.list(f"{prefix}/.tasks") if info.key[-6].isdigit()]) > 2:
+            break
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
     entries = [info.key for info in bucket.list(f"{prefix}/.tasks") if info.key[-6].isdigit()]
     assert entries, "some tasks were done before the kill"
     assert not bucket.exists(f"{prefix}/manifest.json")
@@ -129,6 +133,7 @@ def test_faults_change_no_byte(
     assert objects(f"{s3}/tok") == expected
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_make_one_store(
     corpus: Path, s3: str, tiny_tokenizer: Path, expected: dict[str, bytes]
 ) -> None:
@@ -149,9 +154,8 @@ def test_ranks_without_a_common_disk_make_one_store(
     corpus: Path, s3: str, tiny_tokenizer: Path, expected: dict[str, bytes]
 ) -> None:
     url = f"{s3}/tok"
-    for rank in (1, 0, 2):
-        done = tokenmill(*arguments(corpus, url, tiny_tokenizer), "--rank", str(rank), "--world-size", "3")
-        assert done.returncode == 0, done.stderr
+    stores = [tm.tokenize(str(corpus), url, rank=rank, world_size=3, **flags(tiny_tokenizer)) for rank in (1, 0, 2)]
+    assert [store is None for store in stores] == [True, True, False]
     assert objects(url) == expected
 
 
@@ -160,8 +164,7 @@ def test_orphans_are_listed_by_verify_and_removed_by_the_next_run(
 ) -> None:
     url = f"{s3}/tok"
     tm.tokenize(str(corpus), url, **flags(tiny_tokenizer))
-    done = tokenmill("verify", url, "--against", str(corpus))
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "sound"), done.stderr
+    assert verify(url, against=[str(corpus)]).is_sound
     bucket, prefix = split_url(url)
     bucket.put(f"{prefix}/train/shard-00000-0777.bin", b"an orphan")
     bucket.put(f"{prefix}/.tasks/00000-0777.json", b"{}")
@@ -181,8 +184,8 @@ def test_damage_is_found_by_verify(corpus: Path, s3: str, tiny_tokenizer: Path) 
     data = bytearray(bucket.read(key))
     data[1] ^= 1
     bucket.put(key, bytes(data))
-    done = tokenmill("verify", url)
-    assert f"{bucket.url(key)} is damaged: its checksum" in done.stderr
+    (problem,) = verify(url).problems
+    assert problem.startswith(f"{bucket.url(key)} is damaged: its checksum")
 
 
 def test_overwrite_and_what_is_not_ours(corpus: Path, s3: str, tiny_tokenizer: Path) -> None:
@@ -212,28 +215,36 @@ def test_mistakes_are_sentences(tmp_path: Path, corpus: Path, s3: str, tiny_toke
     assert "is in a bucket" in sentence(done)
 
 
+@pytest.mark.slow
 def test_commands_look_at_a_store_in_a_bucket(
-    tmp_path: Path, corpus: Path, s3: str, tiny_tokenizer: Path, expected: dict[str, bytes]
+    tmp_path: Path, corpus: Path, s3: str, tiny_tokenizer: Path, local: Path
 ) -> None:
     url = f"{s3}/tok"
     tm.tokenize(str(corpus), url, **flags(tiny_tokenizer))
-    for arguments_ in (
-        ("inspect", "--json"),
-        ("inspect", "--document", "3", "--json"),
-        ("trace", "--step", "1", "--seq-len", "16", "--json"),
-    ):
-        remote = tokenmill(arguments_[0], url, *arguments_[1:])
-        local = tokenmill(arguments_[0], tmp_path / "local", *arguments_[1:])
+    for more in (("inspect", "--json"), ("trace", "--step", "1", "--seq-len", "16", "--json")):
+        remote, here = (tokenmill(more[0], store, *more[1:]) for store in (url, local))
         assert remote.returncode == 0, remote.stderr
-        said = local.stdout.replace(str(tmp_path / "local"), url).replace('"local/train"', '"tok/train"')
+        said = here.stdout.replace(str(local), url).replace('"local/train"', '"tok/train"')
         assert json.loads(remote.stdout) == json.loads(said)
     done = tokenmill("export", url, str(tmp_path / "export"), "--to", "nanogpt")
     assert done.returncode == 0, done.stderr
-    done = tokenmill("report", url, "-o", str(tmp_path / "page.html"), "--json", str(tmp_path / "page.json"))
+    figures = {}
+    for name, store in (("remote", url), ("local", str(local))):
+        page = tmp_path / f"{name}.json"
+        done = tokenmill("report", store, "-o", str(tmp_path / f"{name}.html"), "--json", str(page))
+        assert done.returncode == 0, done.stderr
+        figures[name] = json.loads(page.read_text())
+    assert figures["remote"]["num_tokens"] == figures["local"]["num_tokens"]
+    assert figures["remote"]["checks"]["problems"] == []
+
+
+def test_what_needs_a_directory_says_so(tmp_path: Path, corpus: Path, s3: str, tiny_tokenizer: Path) -> None:
+    done = tokenmill("finish", f"{s3}/tok")
+    assert f"{s3}/tok" in sentence(done)
+    with pytest.raises(UsageError, match="must be a directory of this machine"):
+        tm.load(str(corpus), 16, 4, tokenizer=str(tiny_tokenizer), cache=f"{s3}/cache")
+    with pytest.raises(UsageError, match="fetch='range' is for stores, and this is raw text"):
+        tm.load(str(corpus), 16, 4, tokenizer=str(tiny_tokenizer), cache=str(tmp_path / "c"), fetch="range")
+    done = tokenmill("tokenize", str(corpus), "-o", f"{s3}/tok", "--tokenizer", str(tiny_tokenizer), "--dry-run")
     assert done.returncode == 0, done.stderr
-    done = tokenmill(
-        "report", str(tmp_path / "local"), "-o", str(tmp_path / "l.html"), "--json", str(tmp_path / "l.json")
-    )
-    ours, theirs = (json.loads((tmp_path / name).read_text()) for name in ("page.json", "l.json"))
-    assert ours["num_tokens"] == theirs["num_tokens"]
-    assert ours["checks"]["problems"] == []
+    assert not Path("s3:").exists()

@@ -43,7 +43,7 @@ from tests.running import (
 from tests.test_resume import identities, journal_of, leftovers, make_texts
 from tokenmill.executors.base import Event, Message
 from tokenmill.files import create_durably
-from tokenmill.pipeline.finish import finish_store
+from tokenmill.pipeline.finish import Incomplete, finish_store
 from tokenmill.pipeline.journal import Journal
 from tokenmill.pipeline.messages import GateResult, decode_from_worker, encode
 from tokenmill.pipeline.plan import InputFile, Plan, Span, Stream, Task
@@ -61,7 +61,7 @@ FLAGS = ("--task-bytes", str(TASK_BYTES), "--workers", "1", "--on-error", "skip"
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All kinds of tasks: ranges of bytes and of rows, groups of small files, and two streams of some 20 tasks."""
+    """All kinds of tasks: ranges of bytes and of rows, groups of small files, and two streams of several tasks."""
     folder = tmp_path_factory.mktemp("ranks") / "corpus"
     folder.mkdir()
     (folder / "a.jsonl").write_bytes(jsonl(make_texts(150, 1)) + b"broken\n" + jsonl(make_texts(30, 2)))
@@ -490,11 +490,18 @@ def test_finish_names_what_is_missing_task_by_task(corpus: Path, tmp_path: Path)
     assert not (out / "manifest.json").exists()
 
 
-def test_finish_does_not_believe_entries_whose_shards_are_gone(halves: Path) -> None:
-    next((halves / "train").glob("*.bin")).unlink()
-    with pytest.raises(tm.StoreError, match="are damaged or missing; run the same tokenize command again"):
+def test_finish_does_not_believe_entries_whose_shards_are_gone(
+    halves: Path, corpus: Path, undisturbed: dict[str, bytes]
+) -> None:
+    shard = sorted((halves / "train").glob("*.bin"))[0]
+    shard.unlink()
+    with pytest.raises(Incomplete, match="is not complete: 28 of 29 tasks are done") as caught:
         finish_store(halves)
-    assert not (halves / "manifest.json").exists()
+    (line,) = caught.value.details
+    rank = int(re.fullmatch(rf"rank (\d) of 2: 1 task not done: {shard.name[6:16]}", line)[1])  # type: ignore[index]
+    assert run_rank(corpus, halves, 1 - rank, 2).manifest is None
+    assert run_rank(corpus, halves, rank, 2).manifest is not None
+    assert snapshot(halves) == undisturbed
 
 
 def test_too_many_rejects_of_all_ranks_are_too_many(corpus: Path, tmp_path: Path) -> None:

@@ -335,6 +335,14 @@ def test_a_cluster_without_room_is_waited_for_aloud_and_not_for_ever(
     assert sum("waiting for a machine of the cluster" in line for line in display.lines) == 1
 
 
+def test_a_machine_that_is_too_small_is_a_sentence_at_once(corpus: Path, tmp_path: Path) -> None:
+    cluster = InlineCluster(0)
+    cluster.may_grow = False
+    cluster.memory_per_call = 900_000_000_000
+    with pytest.raises(UsageError, match=r"no room for a task that asks for 900.00 GB of memory; ask for less"):
+        run_inline(request_of(corpus, tmp_path / "out"), cluster)
+
+
 def test_memory_and_workers_decide_what_a_task_asks_for(corpus: Path, tmp_path: Path) -> None:
     cluster = InlineCluster(3)
     run_inline(request_of(corpus, tmp_path / "a", on_error="skip", memory="6GB", workers=2), cluster)

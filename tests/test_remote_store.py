@@ -275,7 +275,7 @@ def test_mistakes_are_sentences(tmp_path: Path, s3: str, monkeypatch: pytest.Mon
 
 def test_a_cache_without_room_for_an_index_says_so(tmp_path: Path, s3: str) -> None:
     _, url = make_remote(tmp_path, s3)
-    with pytest.raises(StoreError, match="has no room for it; pass a larger cache_bytes"):
+    with pytest.raises(StoreError, match="has no room for .* more beside what is in use; pass a larger cache_bytes"):
         collect(tm.load(url, seq_len=16, batch_size=8, document_mask=True, cache_bytes=500), 1)
 
 
@@ -307,6 +307,18 @@ def test_the_end_of_a_program_does_not_wait_for_downloads(tmp_path: Path, s3: st
     done = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert time.monotonic() - started < 20
+
+
+def test_a_long_stretch_is_read_in_pieces(
+    tmp_path: Path, s3: str, faulty: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    monkeypatch.setattr("tokenmill.store.remote.PIECE_BYTES", 100)
+    monkeypatch.setattr("tokenmill.remote.ranges.MOST_JOINED_BYTES", 100)
+    remote = tm.open(url, fetch="range")
+    faulty.counts.clear()
+    np.testing.assert_array_equal(remote.read(3, 3000), tm.open(folder).read(3, 3000))
+    assert faulty.counts["GET"] > 40
 
 
 def test_threads_may_share_a_store(tmp_path: Path, s3: str) -> None:

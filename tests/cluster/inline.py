@@ -27,6 +27,7 @@ class InlineCluster:
 
     def __init__(self, num_calls: int = 2, *, losses: dict[str, int] | None = None) -> None:
         self.memory_per_call: int | None = None
+        self.may_grow = True
         self.num_calls = num_calls
         self.losses = Counter(losses or {})
         self.calls: list[Call] = []

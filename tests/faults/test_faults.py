@@ -56,7 +56,8 @@ def slow_run(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> 
 def workers_at_work(out: Path) -> dict[int, str]:
     """The processes that are writing shards, and their tasks: both are in the temporary names."""
     names = [
-        re.fullmatch(r"shard-(\d+-\d+)\.bin\.[0-9a-f]+\.([0-9a-f]+)\.tmp", path.name) for path in (out / "train").glob("*.tmp")
+        re.fullmatch(r"shard-(\d+-\d+)\.bin\.[0-9a-f]+\.([0-9a-f]+)\.tmp", path.name)
+        for path in (out / "train").glob("*.tmp")
     ]
     return {int(name[2], 16): name[1] for name in names if name}
 

@@ -15,6 +15,7 @@ from tokenmill.machine import usable_cores
 from tokenmill.pipeline.budget import Budget, Needs
 from tokenmill.pipeline.run import Prepared
 from tokenmill.pipeline.settings import Settings
+from tokenmill.remote.bucket import is_remote
 from tokenmill.store.shard import BESIDE, DTYPES, dtype_for
 
 __all__ = ["conclude"]
@@ -40,7 +41,7 @@ def conclude(prepared: Prepared, survey: Survey, rate: Rate, budget: Budget, seq
     disk = _disk(tokens, documents, tokenizer, settings)
     free = shutil.disk_usage(_existing_parent(Path(prepared.request.out))).free
     notes = list(survey.notes)
-    if disk.high > free:
+    if disk.high > free and not is_remote(prepared.request.out):
         notes.append(f"the disk has {free / 1e9:.1f} GB free, and the store may take {disk.high / 1e9:.1f} GB")
     if survey.num_rejects:
         notes.append(f"{survey.num_rejects:,} records that were read cannot be tokenized; see --on-error")

@@ -185,6 +185,11 @@ class Cluster(Protocol):
     memory_per_call: int | None
     """What every call asks for, if that was said; else a call says it."""
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether somebody may add machines, so that it makes sense to wait for room."""
+        ...
+
     def join(self, num_calls: int | None) -> None:
         """Connect, or start what there is to connect to, with room for so many calls."""
         ...

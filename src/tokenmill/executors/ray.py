@@ -168,6 +168,11 @@ class RayExecutor:
         self._is_ours = False
 
     @property
+    def may_grow(self) -> bool:
+        """A cluster that was started here has this machine and no other."""
+        return not self._is_ours or self._where != "local"
+
+    @property
     def _where(self) -> str:
         return self._address or os.environ.get("RAY_ADDRESS") or "local"
 
@@ -175,7 +180,8 @@ class RayExecutor:
         address = self._where
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address == "local":
-            num_cpus = math.ceil(num_calls * self._num_cpus) if num_calls is not None else usable_cores()
+            wanted = math.ceil((num_calls or 1) * self._num_cpus)
+            num_cpus = wanted if num_calls is not None else max(wanted, usable_cores())
             options |= {"num_cpus": num_cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
             if sys.platform == "linux":
                 options["_node_ip_address"] = LOOPBACK
@@ -321,7 +327,7 @@ def _check_reachable(address: str) -> None:
     if not host or not port.isdecimal():
         return
     try:
-        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except OSError as error:
         raise TokenmillError(
             f"no Ray cluster answers at {address}: {error.strerror or error}; start one there with: ray start --head, "

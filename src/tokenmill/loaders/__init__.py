@@ -67,6 +67,10 @@ def load(
     if tokenizer is not None:
         from tokenmill.loaders.stream import stream
 
+        remote = {"block_tokens": block_tokens, "cache_dir": cache_dir, "cache_bytes": cache_bytes, "fetch": fetch}
+        given = next((name for name, value in remote.items() if value is not None), None)
+        if given is not None:
+            raise UsageError(f"{given}={show(remote[given])} is for stores, and this is raw text; leave it out")
         told: dict[str, Any] = {"packing": packing, "shuffle": shuffle, "seed": seed, "split": split}
         told |= {"long_documents": long_documents}
         told = {name: value for name, value in {**told, "vocab_size": vocab_size}.items() if value is not None}

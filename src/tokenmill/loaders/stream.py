@@ -14,6 +14,7 @@ from tokenmill.loaders.base import Loader
 from tokenmill.loaders.text import Making, TokenizedText
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import prepare
+from tokenmill.remote.bucket import is_remote
 from tokenmill.store.store import check_room
 
 __all__ = ["stream"]
@@ -41,6 +42,8 @@ def stream(
     """
     if cache is None:
         raise UsageError("raw text needs a cache, the directory that its tokens are written to: cache='data/tok'")
+    if is_remote(str(cache)):
+        raise UsageError(f"cache {cache} must be a directory of this machine: its shards are read while they are made")
     if seq_len is None or batch_size is None:
         missing = "seq_len, the number of tokens in a row" if seq_len is None else "batch_size, the rows of a batch"
         raise UsageError(f"stream needs a {missing}")

@@ -96,4 +96,8 @@ def make_cluster_budget(request: Request, tokenizer_bytes: int, cluster: Cluster
             f"{format_bytes(each)} of memory are too little for a task with this tokenizer: it needs "
             f"{format_bytes(least)}; raise --memory, or memory_per_task, or lower --workers"
         )
+    if not cluster.may_grow and cluster.capacity(each).num_calls == 0:
+        raise UsageError(
+            f"this machine has no room for a task that asks for {format_bytes(each)} of memory; ask for less"
+        )
     return Budget(workers, each * workers, int(each * CACHE_MARGIN), gate_beside_tasks=False)

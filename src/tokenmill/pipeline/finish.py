@@ -61,7 +61,7 @@ class Stock:
 
     records: list[TaskRecord]
     missing: list[str]
-    """Tasks that nobody has done, or that were made from inputs which were touched since."""
+    """Tasks that nobody has done, whose inputs were touched since, or whose shards are gone."""
     unread: list[str]
     """Streams that nobody has read to their ends: how many tasks they have is not known."""
 
@@ -82,15 +82,26 @@ class Stock:
 
 
 def take_stock(journal: Journal, plan: Plan) -> Stock:
-    """Look up every task of a plan in the journal."""
+    """Look up every task of a plan in the journal; if all are there, look at their shards too."""
     ended = journal.ended_streams(plan.inputs)
     expected = [task.name for task in plan.tasks]
     for stream in plan.streams:
         expected += map(stream.task_name, ended.get(stream.input, []))
-    records = [record for record in journal.records(membership(plan)) if not record.modified(plan.inputs)]
+    unread = Plan(plan.inputs, [], [stream for stream in plan.streams if stream.input not in ended])
+    wanted, is_unread = set(expected), membership(unread)
+    entered = journal.records(lambda name: name in wanted or is_unread(name))
+    records = [record for record in entered if not record.modified(plan.inputs)]
+    if not unread.streams and len(records) == len(expected):
+        records = _with_shards(journal, records)
     done = {record.name for record in records}
-    unread = [stream.name for stream in plan.streams if stream.input not in ended]
-    return Stock(records, [name for name in expected if name not in done], unread)
+    return Stock(records, [name for name in expected if name not in done], [stream.name for stream in unread.streams])
+
+
+def _with_shards(journal: Journal, records: list[TaskRecord]) -> list[TaskRecord]:
+    """Entries that others made are believed when their files are there."""
+    if journal.mirror is not None:
+        journal.mirror.names()
+    return [record for record in records if journal.is_whole(record)]
 
 
 def describe_gate(tokenizer: Tokenizer, engine: str, parity: ParityInfo | None) -> GateRecord:
@@ -103,7 +114,9 @@ def describe_gate(tokenizer: Tokenizer, engine: str, parity: ParityInfo | None) 
 
 def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Manifest:
     """Write rejects.jsonl and the manifest from the journal, then remove the journal; every task has to be done."""
-    gate = _check(journal, records)
+    gate = journal.gate()
+    if gate is None:
+        raise StoreError(f"{journal.folder} has no result of the parity gate; run the same tokenize command again")
     journal.sweep_all({record.name: record for record in records})
     store = journal.store
     rejects: Counter[str] = Counter()
@@ -145,22 +158,6 @@ def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Man
     journal.remove()
     sweep_locks(store)
     return msgspec.json.decode(data, type=Manifest)
-
-
-def _check(journal: Journal, records: list[TaskRecord]) -> GateRecord:
-    """Entries that others made are believed when their files are there."""
-    gate = journal.gate()
-    if journal.mirror is not None:
-        journal.mirror.names()
-    if gate is None:
-        raise StoreError(f"{journal.folder} has no result of the parity gate; run the same tokenize command again")
-    for record in records:
-        if not journal.is_whole(record):
-            raise StoreError(
-                f"the shards of task {record.name} in {journal.store} are damaged or missing; run the same tokenize "
-                "command again"
-            )
-    return gate
 
 
 def finish_store(store: Path) -> Manifest:

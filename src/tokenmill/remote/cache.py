@@ -25,10 +25,14 @@ import xxhash
 from tokenmill.errors import StoreError
 from tokenmill.remote.bucket import Bucket, ObjectInfo
 
-__all__ = ["Cache", "default_folder"]
+__all__ = ["Cache", "NoRoom", "default_folder"]
 
 HASH_BYTES = 1 << 20
 WAIT_SECONDS = 0.05
+
+
+class NoRoom(StoreError):
+    """A file does not fit the cache beside what processes have mapped, or does not fit the disk."""
 
 
 def default_folder() -> Path:
@@ -44,12 +48,10 @@ class Cache:
 
     def __init__(self, folder: Path | None = None, most_bytes: int | None = None) -> None:
         self.folder = (folder or default_folder()).absolute()
-        try:
+        with self._in_words():
             (self.folder / "leases").mkdir(parents=True, exist_ok=True)
             (self.folder / "lock").touch()
             self.most_bytes = most_bytes if most_bytes is not None else self._half_of_disk()
-        except OSError as error:
-            raise StoreError(f"the cache {self.folder} cannot be used: {error.strerror}; pass cache_dir") from None
         self._lease: tuple[int, int] | None = None
         self._leased: set[str] = set()
         self._mutex = threading.Lock()
@@ -60,6 +62,20 @@ class Cache:
     def _half_of_disk(self) -> int:
         held = sum(size for _, size, _ in self._files())
         return (shutil.disk_usage(self.folder).free + held) // 2
+
+    def make_folder(self, name: str) -> Path:
+        """A folder for files of one store."""
+        path = self.folder / name
+        with self._in_words():
+            path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise NoRoom(f"the cache {self.folder} cannot be used: {error.strerror}; pass cache_dir") from None
 
     def has(self, name: str) -> bool:
         """Whether a file is here, whole."""
@@ -85,24 +101,21 @@ class Cache:
             os.utime(self.folder / name)
 
     def fetch(self, name: str, bucket: Bucket, info: ObjectInfo, xxh3: str, *, wait: bool = False) -> bool:
-        """Bring a file here; whether it is. It is not where another process is at it, or there is no room for it.
-
-        With `wait`, the other process is waited for.
-        """
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Bring a file here; False while another process is at it, which is waited for if that is asked."""
+        path = self.make_folder(name.rpartition("/")[0]) / name.rpartition("/")[2]
         while not path.exists():
-            with self._writing(path) as temporary:
+            with self._in_words(), self._writing(path) as temporary:
                 if temporary is not None:
-                    return path.exists() or self._fill(temporary, path, bucket, info, xxh3)
+                    if not path.exists():
+                        self._fill(temporary, path, bucket, info, xxh3)
+                    return True
             if not wait:
                 return path.exists()
             time.sleep(WAIT_SECONDS)
         return True
 
-    def _fill(self, temporary: Path, path: Path, bucket: Bucket, info: ObjectInfo, xxh3: str) -> bool:
-        if not self._make_room(temporary, info.num_bytes):
-            return False
+    def _fill(self, temporary: Path, path: Path, bucket: Bucket, info: ObjectInfo, xxh3: str) -> None:
+        self._make_room(temporary, info.num_bytes)
         for is_last in (False, True):
             bucket.download(info, temporary)
             found = _hash(temporary)
@@ -113,7 +126,6 @@ class Cache:
                     f"{bucket.url(info.key)} is damaged: its checksum is {found}, not {xxh3}; upload it again"
                 )
         temporary.replace(path)
-        return True
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[Path | None]:
@@ -137,7 +149,7 @@ class Cache:
         finally:
             os.close(descriptor)
 
-    def _make_room(self, temporary: Path, num_bytes: int) -> bool:
+    def _make_room(self, temporary: Path, num_bytes: int) -> None:
         """Remove what was used longest ago until a file fits, and give it its size, so that others count it."""
         with self._locked(fcntl.LOCK_EX):
             kept = self._leased_by_anyone()
@@ -149,9 +161,11 @@ class Cache:
                 if name not in kept and self._remove(name):
                     used -= size
             if used + num_bytes > self.most_bytes:
-                return False
+                raise NoRoom(
+                    f"the cache {self.folder} of {self.most_bytes:,} bytes has no room for {num_bytes:,} more beside "
+                    "what is in use; pass a larger cache_bytes"
+                )
             os.truncate(temporary, num_bytes)
-        return True
 
     def _remove(self, name: str) -> bool:
         """Remove a file that nobody uses; a temporary one only where nobody writes it."""
@@ -182,6 +196,9 @@ class Cache:
                     yield path[len(str(self.folder)) + 1 :], status.st_size, status.st_mtime
 
     def _write_lease(self, name: str) -> None:
+        if self._lease is not None and self._lease[0] != os.getpid():
+            # A lock that a thread of the parent held when this process was forked would stay so.
+            self._mutex = threading.Lock()
         with self._mutex:
             if self._lease is None or self._lease[0] != os.getpid():
                 self._lease = (os.getpid(), self._open_lease())

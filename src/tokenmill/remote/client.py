@@ -25,6 +25,7 @@ __all__ = [
     "AlreadyThere",
     "ChangedObject",
     "NoSuchObject",
+    "Refused",
     "RemoteError",
     "Request",
     "count_requests",
@@ -34,6 +35,7 @@ __all__ = [
 
 SCHEMES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 """What URLs begin with, and what the environment variables of that store begin with."""
+_ENDPOINT_NAMES = ("ENDPOINT_URL_S3", "ENDPOINT_URL", "STORAGE_ENDPOINT", "ENDPOINT", "BASE_URL")
 CLIENT_OPTIONS = {"timeout", "connect_timeout", "allow_http", "allow_invalid_certificates", "proxy_url", "user_agent"}
 """How a connection is made: `AWS_TIMEOUT=5s`, `AWS_ALLOW_HTTP=true` and so on."""
 ATTEMPTS = 6
@@ -56,6 +58,10 @@ class ChangedObject(RemoteError):
 
 class AlreadyThere(RemoteError):
     """An object that was to be created exists."""
+
+
+class Refused(RemoteError):
+    """An answer that stays the same when the request is made again: no access, no credentials, no server."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +117,7 @@ def perform(request: Request) -> Any:
 def describe_endpoint(scheme: str) -> str:
     """The server that URLs of a scheme lead to, as the environment names it."""
     prefix = SCHEMES[scheme]
-    names = (f"{prefix}_ENDPOINT_URL_S3", f"{prefix}_ENDPOINT_URL", f"{prefix}_ENDPOINT", f"{prefix}_BASE_URL")
+    names = (f"{prefix}_{name}" for name in _ENDPOINT_NAMES)
     known = next((os.environ[name] for name in names if os.environ.get(name)), None)
     return known or {"s3": "AWS S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage"}[scheme]
 
@@ -152,7 +158,7 @@ def _store(request: Request) -> Any:
 def _head(request: Request) -> tuple[str, int, str | None]:
     import obstore
 
-    meta = _translated(request, lambda: obstore.head(_store(request), request.key))
+    meta = _translated(request, lambda: obstore.head(_store(request), request.key), attempts=3)
     return request.key, meta["size"], meta["e_tag"]
 
 
@@ -163,7 +169,7 @@ def _list(request: Request) -> list[tuple[str, int, str | None]]:
         stream = obstore.list(_store(request), request.key or None, chunk_size=1000)
         return [(meta["path"], meta["size"], meta["e_tag"]) for chunk in stream for meta in chunk]
 
-    return _translated(request, collect)
+    return _translated(request, collect, attempts=ATTEMPTS)
 
 
 def _read(request: Request) -> tuple[memoryview, str | None]:
@@ -204,7 +210,7 @@ def _check_size(request: Request, size: int) -> None:
 def _put(request: Request) -> None:
     import obstore
 
-    _translated(request, lambda: obstore.put(_store(request), request.key, request.data))
+    _translated(request, lambda: obstore.put(_store(request), request.key, request.data), attempts=3)
 
 
 def _upload(request: Request) -> None:
@@ -240,7 +246,7 @@ def _delete(request: Request) -> None:
     for first in range(0, len(request.keys), 1000):
         some = request.keys[first : first + 1000]
         try:
-            _translated(request, lambda some=some: obstore.delete(_store(request), some))  # type: ignore[misc]
+            _translated(request, lambda some=some: obstore.delete(_store(request), some), attempts=3)  # type: ignore[misc]
         except NoSuchObject:
             if len(some) > 1:
                 for key in some:
@@ -306,16 +312,18 @@ def _explain(request: Request, error: Exception) -> RemoteError:
     if "404" in message and ("NoSuchBucket" in message or "ContainerNotFound" in message):
         return _not_found(request, message)
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or " 403 " in message or " 401 " in message:
-        return RemoteError(f"access to {request.url} was denied; check {names}, and what they allow")
-    if "169.254.169.254" in message or "metadata.google" in message:
+        return Refused(f"access to {request.url} was denied; check {names}, and what they allow")
+    if any(sign in message for sign in _ASKED_MACHINE):
         public = "; for a public bucket set AWS_SKIP_SIGNATURE=true" if request.scheme == "s3" else ""
-        return RemoteError(f"{request.url} needs credentials, and there are none: set {names}{public}")
+        return Refused(f"{request.url} needs credentials, and there are none: set {names}{public}")
     if "error sending request" in message or "error trying to connect" in message:
         where, name = describe_endpoint(request.scheme), _ENDPOINTS[request.scheme]
-        return RemoteError(f"{request.url}: {where} cannot be reached or does not answer; check {name}")
+        return Refused(f"{request.url}: {where} cannot be reached or does not answer; check {name}")
     return RemoteError(f"{request.url}: {_first_line(error)}")
 
 
+_ASKED_MACHINE = ("/latest/api/token", "/latest/meta-data", "169.254.169.254", "metadata.google")
+"""Without keys in the environment, the machine is asked for those of its role."""
 _ENDPOINTS = {"s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL", "az": "AZURE_STORAGE_ENDPOINT"}
 _REFUSALS = ("400", "401", "403", "404", "405", "409", "411", "416", "501")
 

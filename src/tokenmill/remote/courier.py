@@ -19,12 +19,14 @@ from typing import Any
 import msgspec
 
 from tokenmill.errors import MissingDependencyError, TokenmillError, UsageError
-from tokenmill.remote.client import AlreadyThere, ChangedObject, NoSuchObject, RemoteError, Request, perform
+from tokenmill.remote.client import AlreadyThere, ChangedObject, NoSuchObject, Refused, RemoteError, Request, perform
 
 __all__ = ["carry_out", "serve"]
 
 NUM_THREADS = 32
-_ERRORS = {kind.__name__: kind for kind in (AlreadyThere, ChangedObject, NoSuchObject, RemoteError, UsageError)}
+_ERRORS = {
+    kind.__name__: kind for kind in (AlreadyThere, ChangedObject, NoSuchObject, Refused, RemoteError, UsageError)
+}
 _home: int | None = None
 _courier: _Courier | None = None
 _lock = threading.Lock()

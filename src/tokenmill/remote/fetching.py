@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from tokenmill.errors import TokenmillError
 from tokenmill.remote.bucket import Bucket, ObjectInfo
-from tokenmill.remote.cache import Cache
+from tokenmill.remote.cache import Cache, NoRoom
 from tokenmill.remote.crew import submit
 
 __all__ = ["Fetcher", "RemoteFile"]
@@ -20,6 +21,7 @@ __all__ = ["Fetcher", "RemoteFile"]
 FILES_AT_ONCE = 4
 """Each has several requests under way."""
 SMALL_FILES_AT_ONCE = 16
+PAUSE_SECONDS = 10.0
 
 
 class RemoteFile(NamedTuple):
@@ -52,11 +54,14 @@ class Fetcher:
         self._unused: dict[str, int] = {}
         self._running: dict[str, Future[None]] = {}
         self._failures: dict[str, TokenmillError] = {}
+        self._pause_until = 0.0
 
     def want(self, files: Iterable[RemoteFile]) -> None:
         """Fetch files in the background, in this order; what fails is said by `check`."""
         if self._process != os.getpid():
             self._begin()
+        if time.monotonic() < self._pause_until:
+            return
         with self._lock:
             for file in files:
                 if file.name not in self._wanted and file.name not in self._failures:
@@ -66,13 +71,15 @@ class Fetcher:
 
     def use(self, file: RemoteFile) -> None:
         """Note that a file is being read."""
-        if file.name in self._unused:
+        if file.name in self._unused and self._process == os.getpid():
             with self._lock:
                 self._unused.pop(file.name, None)
                 self._start_some()
 
     def wait_for(self, file: RemoteFile) -> None:
         """Wait until a file that is wanted has come, or is known not to."""
+        if self._process != os.getpid():
+            self._begin()
         with self._lock:
             if file in self._queue:
                 # Whoever waits for it needs it now, whatever else is here that nobody has used.
@@ -98,11 +105,11 @@ class Fetcher:
         is_here, others = False, self._ahead_bytes is not None
         try:
             is_here = self.cache.fetch(file.name, self.bucket, file.info, file.xxh3, wait=others)
+        except NoRoom:
+            # Rows go on being read by range; to look for room takes time, which it seldom changes.
+            self._pause_until = time.monotonic() + PAUSE_SECONDS
         except TokenmillError as error:
             self._failures[file.name] = error
-        except OSError:
-            # A full disk, perhaps; rows go on being read by range.
-            pass
         finally:
             with self._lock:
                 self._wanted.discard(file.name)
@@ -117,11 +124,11 @@ class Fetcher:
         if failure is not None:
             raise failure
 
-    def fetch_now(self, files: Iterable[RemoteFile]) -> list[RemoteFile]:
-        """Fetch files and wait for them; gives back those for which there is no room."""
+    def fetch_now(self, files: Iterable[RemoteFile]) -> None:
+        """Fetch files and wait for them."""
         missing = [file for file in files if not self.cache.has(file.name)]
-        answers = [submit("indexes", SMALL_FILES_AT_ONCE, lambda file=file: self._fetch_one(file)) for file in missing]  # type: ignore[misc]
-        return [file for file, answer in zip(missing, answers, strict=True) if not answer.result()]
+        for answer in [submit("indexes", SMALL_FILES_AT_ONCE, partial(self._fetch_one, file)) for file in missing]:
+            answer.result()
 
-    def _fetch_one(self, file: RemoteFile) -> bool:
-        return self.cache.fetch(file.name, self.bucket, file.info, file.xxh3, wait=True)
+    def _fetch_one(self, file: RemoteFile) -> None:
+        self.cache.fetch(file.name, self.bucket, file.info, file.xxh3, wait=True)

@@ -33,6 +33,9 @@ __all__ = ["FETCHES", "RemoteStore", "open_remote"]
 FETCHES = ("shard", "range")
 FEW_BYTES = 1 << 20
 EARLY_ROWS = 512
+TRIES = 5
+PIECE_BYTES = 4 << 20
+"""What one request brings of a long stretch."""
 LOADED = (".bin", ".idx", *BESIDE)
 """What loading needs of a shard."""
 
@@ -68,8 +71,7 @@ class RemoteStore(TokenStore):
         self._fetch = fetch
         self.manifest: Manifest = self._read_manifest(checksum)
         self._cached = self._folder_in_cache(self.manifest.checksum)
-        self.path = cache.folder / self._cached
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path = cache.make_folder(self._cached)
         check_manifest(self.path, self.manifest)
         self.vocab_size = self.manifest.tokenizer.vocab_size
         self.num_bytes = sum(file.bytes for name, file in self._files.items() if name.endswith(LOADED))
@@ -198,14 +200,13 @@ class RemoteKeeper:
 
     def bring_files(self, files: Sequence[RemoteFile]) -> None:
         """Fetch files now, and keep them."""
-        left_over = self._fetcher.fetch_now(files)
-        left_over += [file for file in files if not self._store.cache.use(file.name)]
-        if left_over:
-            cache = self._store.cache
-            raise StoreError(
-                f"{self._store.url}: {left_over[0].info.key} has {left_over[0].info.num_bytes:,} bytes and the cache "
-                f"{cache.folder} of {cache.most_bytes:,} has no room for it; pass a larger cache_bytes"
-            )
+        for _ in range(TRIES):
+            self._fetcher.fetch_now(files)
+            if all(self._store.cache.use(file.name) for file in files):
+                return
+        raise StoreError(
+            f"files of {self._store.url} go from the cache as fast as they come; pass a larger cache_bytes"
+        )
 
     def want(self, paths: Sequence[str]) -> None:
         """Fetch shards in the background, if they are to be fetched whole."""
@@ -245,7 +246,20 @@ class RemoteKeeper:
             self._fetcher.check(file)
         if self._store.cache.has(file.name) and _read_here(path, buffer, offset):
             return
-        buffer[:] = self._ranges.read(stretch, file.info.num_bytes)
+        if len(buffer) <= PIECE_BYTES:
+            buffer[:] = self._ranges.read(stretch, file.info.num_bytes)
+        else:
+            self._read_pieces(file, buffer, offset)
+
+    def _read_pieces(self, file: RemoteFile, buffer: memoryview, offset: int) -> None:
+        """Read a long stretch by many requests, several of them at once."""
+        pieces = [
+            Stretch(file.info.key, offset + first, offset + min(first + PIECE_BYTES, len(buffer)))
+            for first in range(0, len(buffer), PIECE_BYTES)
+        ]
+        self._ranges.expect(pieces, {file.info.key: file.info.num_bytes})
+        for piece in pieces:
+            buffer[piece.start - offset : piece.stop - offset] = self._ranges.read(piece, file.info.num_bytes)
 
 
 def _keeper_of(store: RemoteStore) -> RemoteKeeper:
