@@ -43,12 +43,13 @@ from tests.running import (
 from tests.test_resume import identities, journal_of, leftovers, make_texts
 from tokenmill.executors.base import Event, Message
 from tokenmill.files import create_durably
+from tokenmill.pipeline.attempt import Outcome
 from tokenmill.pipeline.finish import Incomplete, finish_store
 from tokenmill.pipeline.journal import Journal
 from tokenmill.pipeline.messages import GateResult, decode_from_worker, encode
 from tokenmill.pipeline.plan import InputFile, Plan, Span, Stream, Task
 from tokenmill.pipeline.request import Request
-from tokenmill.pipeline.run import Outcome, run
+from tokenmill.pipeline.run import run
 from tokenmill.pipeline.sharing import Share, divide, find_share, membership
 from tokenmill.progress import Silence
 from tokenmill.report import write_report
@@ -449,7 +450,7 @@ def test_an_engine_that_every_gate_contradicts_is_the_reference_in_the_manifest(
     path, out = tmp_path / "a.jsonl", tmp_path / "out"
     path.write_bytes(jsonl(make_texts(60, 9)))
     # What is started in place of the executor whose gate has failed.
-    monkeypatch.setattr("tokenmill.pipeline.run.start_executor", ThreadExecutor)
+    monkeypatch.setattr("tokenmill.pipeline.attempt.start_executor", ThreadExecutor)
     asked = {"inputs": [str(path)], "out": str(out), "world_size": 2, **here(tokenizer=str(tiny_tokenizer))}
     for rank in (0, 1):
         outcome = run(Request.from_flags({**asked, "rank": rank}), Silence(), Contradicting())  # type: ignore[arg-type]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tokenmill.estimation import Estimate, Figure, Padded
+from tokenmill.pipeline.attempt import Outcome
 from tokenmill.pipeline.request import Request
-from tokenmill.pipeline.run import Outcome
 from tokenmill.progress import format_bytes, format_seconds
 from tokenmill.store.manifest import Manifest
 

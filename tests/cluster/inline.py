@@ -10,9 +10,10 @@ from typing import Any
 
 from tests.running import snapshot, tokenize_here
 from tokenmill.executors.base import Answer, Begun, Call, CallEvent, Capacity, Loss, Note, Place, resolve
+from tokenmill.pipeline.attempt import Outcome
 from tokenmill.pipeline.calls import decode_report
 from tokenmill.pipeline.request import Request
-from tokenmill.pipeline.run import Outcome, run
+from tokenmill.pipeline.run import run
 from tokenmill.progress import Display, Silence
 
 HERE = Place("here", os.getpid())

@@ -19,8 +19,9 @@ from tokenmill.bench.measuring import Answer, Contender, tree_cpu_seconds, watch
 from tokenmill.engines import choose
 from tokenmill.executors.local import start_executor
 from tokenmill.pipeline.budget import make_budget
+from tokenmill.pipeline.preparing import prepare
 from tokenmill.pipeline.request import Request
-from tokenmill.pipeline.run import carry_out, prepare
+from tokenmill.pipeline.run import carry_out
 from tokenmill.progress import Display, Preparation, Silence, Snapshot
 from tokenmill.store.manifest import read_manifest
 

@@ -151,7 +151,7 @@ def _prepared(repeat: int, max_mb: float | None, plot: Path | None) -> Iterator[
 
 def _stop(number: int, _frame: FrameType | None) -> None:
     """An error unwinds: the contender that runs is ended and the folder is removed."""
-    from tokenmill.pipeline.run import Interrupted
+    from tokenmill.pipeline.ending import Interrupted
 
     raise Interrupted(f"stopped by {signal.Signals(number).name}; nothing is left behind", number)
 

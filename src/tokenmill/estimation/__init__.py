@@ -16,8 +16,8 @@ from tokenmill.estimation.figures import Estimate, Figure, Padded
 from tokenmill.estimation.rating import measure_rate
 from tokenmill.estimation.surveying import Survey
 from tokenmill.pipeline.budget import make_budget
+from tokenmill.pipeline.preparing import prepare
 from tokenmill.pipeline.request import Request
-from tokenmill.pipeline.run import prepare
 from tokenmill.progress import Display
 
 __all__ = ["Estimate", "Figure", "Padded", "estimate"]

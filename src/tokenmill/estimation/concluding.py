@@ -13,7 +13,7 @@ from tokenmill.estimation.rating import Rate
 from tokenmill.estimation.surveying import Survey
 from tokenmill.machine import usable_cores
 from tokenmill.pipeline.budget import Budget, Needs
-from tokenmill.pipeline.run import Prepared
+from tokenmill.pipeline.preparing import Prepared
 from tokenmill.pipeline.settings import Settings
 from tokenmill.remote.bucket import is_remote
 from tokenmill.store.shard import BESIDE, DTYPES, dtype_for

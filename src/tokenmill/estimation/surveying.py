@@ -11,8 +11,8 @@ import numpy as np
 
 from tokenmill.batch import TextBatch
 from tokenmill.pipeline.plan import InputFile, Span
+from tokenmill.pipeline.preparing import Prepared
 from tokenmill.pipeline.reading import Render, TextStream, read_span
-from tokenmill.pipeline.run import Prepared
 from tokenmill.readers import reader_for
 from tokenmill.readers.parquet import ParquetReader
 

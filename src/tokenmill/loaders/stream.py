@@ -12,8 +12,8 @@ from tokenmill.errors import UsageError
 from tokenmill.loaders import make_loader
 from tokenmill.loaders.base import Loader
 from tokenmill.loaders.text import Making, TokenizedText
+from tokenmill.pipeline.preparing import prepare
 from tokenmill.pipeline.request import Request
-from tokenmill.pipeline.run import prepare
 from tokenmill.remote.bucket import is_remote
 from tokenmill.store.store import check_room
 

@@ -32,8 +32,8 @@ from tokenmill.pipeline.following import Follower
 from tokenmill.pipeline.journal import Journal
 from tokenmill.pipeline.locking import is_in_use
 from tokenmill.pipeline.plan import Plan, make_plan
+from tokenmill.pipeline.preparing import Prepared
 from tokenmill.pipeline.resume import find_finished, is_same
-from tokenmill.pipeline.run import Prepared
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import MANIFEST, ShardInfo
 from tokenmill.store.shard import dtype_for

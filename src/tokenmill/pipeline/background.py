@@ -16,7 +16,8 @@ from typing import Any
 from tokenmill.executors.local import start_executor
 from tokenmill.pipeline.locking import StoreInUseError, is_in_use
 from tokenmill.pipeline.plan import Plan
-from tokenmill.pipeline.run import Prepared, carry_out
+from tokenmill.pipeline.preparing import Prepared
+from tokenmill.pipeline.run import carry_out
 from tokenmill.progress import Silence
 
 __all__ = ["BackgroundRun"]

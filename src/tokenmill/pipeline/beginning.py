@@ -16,8 +16,8 @@ import numpy as np
 
 from tokenmill.engines import REFERENCES, create
 from tokenmill.pipeline.plan import InputFile, Plan, Span, Stream, Task
+from tokenmill.pipeline.preparing import Prepared, make_job
 from tokenmill.pipeline.reading import read_span
-from tokenmill.pipeline.run import Prepared, make_job
 from tokenmill.pipeline.task import TaskRunner
 from tokenmill.readers import reader_for
 from tokenmill.readers.base import ReadOptions
