@@ -117,8 +117,10 @@ def test_a_killed_run_is_continued_from_the_bucket(
     assert not bucket.exists(f"{prefix}/manifest.json")
     bucket.put(f"{prefix}/train/shard-99999-0000.bin", b"an orphan")
     faulty.delay = 0
-    done = tokenmill(*arguments(corpus, url, tiny_tokenizer))
+    assert list(tmp_path.glob("tokenmill-scratch-*")), "a kill leaves its scratch directory"
+    done = tokenmill(*arguments(corpus, url, tiny_tokenizer), env={"TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.glob("tokenmill-scratch-*"))
     assert "tasks are already done" in done.stderr
     assert objects(url) == expected
 

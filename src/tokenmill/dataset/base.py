@@ -95,6 +95,11 @@ class Rows(ABC):
     bottleneck: str | None = None
     """What rows are waited for, where it is not the loader, and what to do about it."""
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether tokens have to be fetched from a bucket."""
+        return any(leaf.documents.table.room_bytes is not None for leaf in self.leaves())
+
     def wait_for(self, count: int) -> int:
         """Wait until the first `count` rows are there, or are known not to be; tells how many are."""
         return MOST_ROWS

@@ -184,9 +184,9 @@ class Loader:
         self._has_ended = True
 
     def _chunks(self, row: int) -> Iterator[list[Any]]:
-        """Lists of batches from a row on; when the disk is slow, what comes next is read while this is used."""
+        """Lists of batches from a row on; when the disk is slow or far, what comes next is read while this is used."""
         plan = self._plan(row)
-        disk = self._disk = _Disk()
+        disk = self._disk = _Disk(is_far=self._is_settled and self.rows.is_remote)
         coming: deque[Stretch] = deque()
         while stretch := coming.popleft() if coming else next(plan, None):
             if disk.is_slow(stretch.num_batches * self.batch_size) and self._is_settled:
@@ -292,7 +292,8 @@ class _Disk:
     a while after such a fault, and at the start, when nothing is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_far: bool = False) -> None:
+        self._is_far = is_far
         self._rows_left = FIRST_ROWS
         self._num_faults = self._count()
         self._has_waited = False
@@ -305,7 +306,7 @@ class _Disk:
     def is_slow(self, num_rows: int) -> bool:
         """Whether to read ahead while so many rows are filled."""
         self._rows_left -= num_rows
-        return self._rows_left + num_rows > 0
+        return self._is_far or self._rows_left + num_rows > 0
 
     def look(self, num_rows: int) -> None:
         """See whether the disk was waited for while so many rows were filled; others in the process may have, too."""

@@ -10,12 +10,13 @@ does some work twice and harms nothing. Whatever a kill leaves in the bucket has
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -31,6 +32,7 @@ JOURNAL = ".tasks"
 TRIES = 5
 REQUESTS_AT_ONCE = 16
 _ENTRY = re.compile(rf"{re.escape(JOURNAL)}/[A-Za-z0-9][A-Za-z0-9.-]*")
+SCRATCH, ALIVE = "tokenmill-scratch-", ".alive"
 KEPT = ("run.json", "rejects.jsonl")
 
 
@@ -69,7 +71,10 @@ class Mirror:
             except NoSuchObject:
                 # Another run has just finished the store, and removes its journal.
                 continue
-        raise StoreError(f"{self.url} changes all the time; another run removes what this one reads")
+        raise self._changes()
+
+    def _changes(self) -> StoreError:
+        return StoreError(f"{self.url} changes all the time: other runs remove what this one reads; run it again later")
 
     def _pull(self, store: Path, names: dict[str, int]) -> None:
         if MANIFEST in names:
@@ -130,11 +135,14 @@ class Mirror:
 
     def create(self, name: str, data: bytes) -> bytes | None:
         """Write a file that is not there; what is there instead, if another run was faster and wrote something else."""
-        try:
-            self._bucket.create(self.key(name), data)
-            return None
-        except AlreadyThere:
-            return self._bucket.read(self.key(name))
+        for _ in range(TRIES):
+            try:
+                self._bucket.create(self.key(name), data)
+                return None
+            except AlreadyThere:
+                with suppress(NoSuchObject):
+                    return self._bucket.read(self.key(name))
+        raise self._changes()
 
     def delete(self, names: list[str]) -> None:
         """Remove files."""
@@ -180,14 +188,28 @@ def find_orphans(names: dict[str, int], manifest: Manifest) -> list[str]:
 
 @contextmanager
 def scratch_directory(folder: str | None) -> Iterator[Path]:
-    """A directory for one attempt, which goes with it: the bucket has everything that counts."""
+    """A directory for one attempt, which goes with it: the bucket has everything that counts.
+
+    Its process holds a lock in it, so that what a killed one has left is known, and removed by the next.
+    """
+    place = Path(folder or tempfile.gettempdir())
     try:
-        if folder is not None:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        path = Path(tempfile.mkdtemp(prefix="tokenmill-", dir=folder))
+        place.mkdir(parents=True, exist_ok=True)
+        path = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
+        alive = (path / ALIVE).open("wb")
+        fcntl.flock(alive, fcntl.LOCK_EX)
     except OSError as error:
-        raise UsageError(f"--scratch {folder or tempfile.gettempdir()} cannot be used: {error.strerror}") from None
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+        raise UsageError(f"--scratch {place} cannot be used: {error.strerror}") from None
+    with alive:
+        _sweep_scratch(place)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _sweep_scratch(place: Path) -> None:
+    for path in place.glob(f"{SCRATCH}*/{ALIVE}"):
+        with suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.parent, ignore_errors=True)

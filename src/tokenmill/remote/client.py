@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -230,14 +230,21 @@ def _create(request: Request) -> bool:
     """
     import obstore
 
-    try:
-        _translated(request, lambda: obstore.put(_store(request), request.key, request.data, mode="create"), attempts=3)
-        return True
-    except AlreadyThere:
-        there, _ = _read(msgspec.structs.replace(request, do="read", stop=0))
-        if bytes(there) != request.data:
-            raise
-        return False
+    for _ in range(ATTEMPTS):
+        try:
+            put = partial(obstore.put, _store(request), request.key, request.data, mode="create")
+            _translated(request, put, attempts=3)
+            return True
+        except AlreadyThere as error:
+            try:
+                there, _ = _read(msgspec.structs.replace(request, do="read", stop=0))
+            except NoSuchObject:
+                # Whoever made it has removed it again.
+                continue
+            if bytes(there) != request.data:
+                raise error from None
+            return False
+    raise RemoteError(f"{request.url} is made and removed by others all the time; let one run end before the next")
 
 
 def _delete(request: Request) -> None:
