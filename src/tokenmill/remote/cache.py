@@ -125,7 +125,9 @@ class Cache:
                 raise StoreError(
                     f"{bucket.url(info.key)} is damaged: its checksum is {found}, not {xxh3}; upload it again"
                 )
-        temporary.replace(path)
+        with self._locked(fcntl.LOCK_SH):
+            # Whoever makes room would otherwise find it under neither name.
+            temporary.replace(path)
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[Path | None]:
