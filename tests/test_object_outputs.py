@@ -34,9 +34,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def flags(tokenizer: Path, **more: Any) -> dict[str, Any]:
+def flags(**more: Any) -> dict[str, Any]:
     return {
-        "tokenizer": str(tokenizer),
+        "tokenizer": "bytes",
         "task_bytes": TASK_BYTES,
         "workers": 2,
         "val_fraction": 0.1,
@@ -52,9 +52,9 @@ def objects(url: str) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def local(corpus: Path, tiny_tokenizer: Path) -> Path:
+def local(corpus: Path) -> Path:
     """The same store on a disk."""
-    tm.tokenize(str(corpus), corpus.parent / "local", **flags(tiny_tokenizer))
+    tm.tokenize(str(corpus), corpus.parent / "local", **flags())
     return corpus.parent / "local"
 
 
@@ -63,27 +63,27 @@ def expected(local: Path) -> dict[str, bytes]:
     return snapshot(local)
 
 
-def arguments(corpus: Path, url: str, tokenizer: Path) -> list[str]:
+def arguments(corpus: Path, url: str) -> list[str]:
     return [
-        *("tokenize", str(corpus), "-o", url, "--tokenizer", str(tokenizer), "--task-bytes", str(TASK_BYTES)),
+        *("tokenize", str(corpus), "-o", url, "--tokenizer", "bytes", "--task-bytes", str(TASK_BYTES)),
         *("--workers", "2", "--val-fraction", "0.1", "--on-error", "skip"),
     ]
 
 
 def test_a_store_in_a_bucket_has_the_bytes_of_one_on_a_disk(
-    tmp_path: Path, corpus: Path, s3: str, tiny_tokenizer: Path, expected: dict[str, bytes]
+    tmp_path: Path, corpus: Path, s3: str, expected: dict[str, bytes]
 ) -> None:
     url = f"{s3}/stores/tok"
     (tmp_path / "scratch").mkdir()
-    store = tm.tokenize(str(corpus), url, **flags(tiny_tokenizer, scratch=str(tmp_path / "scratch")))
+    store = tm.tokenize(str(corpus), url, **flags(scratch=str(tmp_path / "scratch")))
     assert objects(url) == expected
     assert not list((tmp_path / "scratch").iterdir()), "nothing is left in the scratch directory"
     assert store.num_documents > 500
-    again = tokenmill(*arguments(corpus, url, tiny_tokenizer))
+    again = tokenmill(*arguments(corpus, url))
     assert again.returncode == 0, again.stderr
     assert f"{url} is already finished" in again.stdout
     with pytest.raises(StoreError, match=f"^{url} was made with --eos"):
-        tm.tokenize(str(corpus), url, **flags(tiny_tokenizer, eos=False))
+        tm.tokenize(str(corpus), url, **flags(eos=False))
     assert objects(url) == expected
 
 
@@ -92,14 +92,13 @@ def test_a_killed_run_is_continued_from_the_bucket(
     corpus: Path,
     s3: str,
     faulty: FaultyProxy,
-    tiny_tokenizer: Path,
     expected: dict[str, bytes],
 ) -> None:
     url = f"{s3}/tok"
     faulty.delay = 0.05
     bucket, prefix = split_url(url)
     process = subprocess.Popen(
-        command(*arguments(corpus, url, tiny_tokenizer)),
+        command(*arguments(corpus, url)),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -118,32 +117,26 @@ def test_a_killed_run_is_continued_from_the_bucket(
     bucket.put(f"{prefix}/train/shard-99999-0000.bin", b"an orphan")
     faulty.delay = 0
     assert list(tmp_path.glob("tokenmill-scratch-*")), "a kill leaves its scratch directory"
-    done = tokenmill(*arguments(corpus, url, tiny_tokenizer), env={"TMPDIR": str(tmp_path)})
+    done = tokenmill(*arguments(corpus, url), env={"TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.glob("tokenmill-scratch-*"))
     assert "tasks are already done" in done.stderr
     assert objects(url) == expected
 
 
-def test_faults_change_no_byte(
-    corpus: Path, s3: str, faulty: FaultyProxy, tiny_tokenizer: Path, expected: dict[str, bytes]
-) -> None:
+def test_faults_change_no_byte(corpus: Path, s3: str, faulty: FaultyProxy, expected: dict[str, bytes]) -> None:
     faulty.rate = 0.4
-    tm.tokenize(str(corpus), f"{s3}/tok", **flags(tiny_tokenizer))
+    tm.tokenize(str(corpus), f"{s3}/tok", **flags())
     faulty.rate = 0
     assert sum(faulty.counts[fault] for fault in faulty.faults) > 15
     assert objects(f"{s3}/tok") == expected
 
 
 @pytest.mark.slow
-def test_two_runs_at_once_make_one_store(
-    corpus: Path, s3: str, tiny_tokenizer: Path, expected: dict[str, bytes]
-) -> None:
+def test_two_runs_at_once_make_one_store(corpus: Path, s3: str, expected: dict[str, bytes]) -> None:
     url = f"{s3}/tok"
     runs = [
-        subprocess.Popen(
-            command(*arguments(corpus, url, tiny_tokenizer)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        subprocess.Popen(command(*arguments(corpus, url)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     for run in runs:
@@ -152,20 +145,18 @@ def test_two_runs_at_once_make_one_store(
     assert objects(url) == expected
 
 
-def test_ranks_without_a_common_disk_make_one_store(
-    corpus: Path, s3: str, tiny_tokenizer: Path, expected: dict[str, bytes]
-) -> None:
+def test_ranks_without_a_common_disk_make_one_store(corpus: Path, s3: str, expected: dict[str, bytes]) -> None:
     url = f"{s3}/tok"
-    stores = [tm.tokenize(str(corpus), url, rank=rank, world_size=3, **flags(tiny_tokenizer)) for rank in (1, 0, 2)]
+    stores = [tm.tokenize(str(corpus), url, rank=rank, world_size=3, **flags()) for rank in (1, 0, 2)]
     assert [store is None for store in stores] == [True, True, False]
     assert objects(url) == expected
 
 
 def test_orphans_are_listed_by_verify_and_removed_by_the_next_run(
-    corpus: Path, s3: str, tiny_tokenizer: Path, expected: dict[str, bytes]
+    corpus: Path, s3: str, expected: dict[str, bytes]
 ) -> None:
     url = f"{s3}/tok"
-    tm.tokenize(str(corpus), url, **flags(tiny_tokenizer))
+    tm.tokenize(str(corpus), url, **flags())
     assert verify(url, against=[str(corpus)]).is_sound
     bucket, prefix = split_url(url)
     bucket.put(f"{prefix}/train/shard-00000-0777.bin", b"an orphan")
@@ -174,13 +165,13 @@ def test_orphans_are_listed_by_verify_and_removed_by_the_next_run(
     assert "shard-00000-0777.bin" in done.stderr
     assert ".tasks/00000-0777.json" in done.stderr
     assert "2 problems" in sentence(done)
-    tm.tokenize(str(corpus), url, **flags(tiny_tokenizer))
+    tm.tokenize(str(corpus), url, **flags())
     assert objects(url) == expected
 
 
-def test_damage_is_found_by_verify(corpus: Path, s3: str, tiny_tokenizer: Path) -> None:
+def test_damage_is_found_by_verify(corpus: Path, s3: str) -> None:
     url = f"{s3}/tok"
-    tm.tokenize(str(corpus), url, **flags(tiny_tokenizer))
+    tm.tokenize(str(corpus), url, **flags())
     bucket, prefix = split_url(url)
     key = next(info.key for info in bucket.list(f"{prefix}/train") if info.key.endswith(".bin"))
     data = bytearray(bucket.read(key))
@@ -190,39 +181,37 @@ def test_damage_is_found_by_verify(corpus: Path, s3: str, tiny_tokenizer: Path) 
     assert problem.startswith(f"{bucket.url(key)} is damaged: its checksum")
 
 
-def test_overwrite_and_what_is_not_ours(corpus: Path, s3: str, tiny_tokenizer: Path) -> None:
+def test_overwrite_and_what_is_not_ours(corpus: Path, s3: str) -> None:
     bucket, _ = split_url(s3)
     bucket.put("mine/notes.txt", b"not a store")
     with pytest.raises(StoreError, match=r"is not empty and not a token store: it has notes.txt"):
-        tm.tokenize(str(corpus), f"{s3}/mine", **flags(tiny_tokenizer))
+        tm.tokenize(str(corpus), f"{s3}/mine", **flags())
     with pytest.raises(StoreError, match=r"is not a token store: it has notes.txt"):
-        tm.tokenize(str(corpus), f"{s3}/mine", **flags(tiny_tokenizer, overwrite=True))
+        tm.tokenize(str(corpus), f"{s3}/mine", **flags(overwrite=True))
     assert bucket.read("mine/notes.txt") == b"not a store"
-    tm.tokenize(str(corpus), f"{s3}/tok", **flags(tiny_tokenizer))
+    tm.tokenize(str(corpus), f"{s3}/tok", **flags())
     with pytest.raises(StoreError, match=rf"{s3}/tok was made with --eos"):
-        tm.tokenize(str(corpus), f"{s3}/tok", **flags(tiny_tokenizer, eos=False))
-    store = tm.tokenize(str(corpus), f"{s3}/tok", **flags(tiny_tokenizer, eos=False, overwrite=True))
+        tm.tokenize(str(corpus), f"{s3}/tok", **flags(eos=False))
+    store = tm.tokenize(str(corpus), f"{s3}/tok", **flags(eos=False, overwrite=True))
     assert store.manifest.special_tokens.eos_id is None
 
 
-def test_mistakes_are_sentences(tmp_path: Path, corpus: Path, s3: str, tiny_tokenizer: Path) -> None:
+def test_mistakes_are_sentences(tmp_path: Path, corpus: Path, s3: str) -> None:
     with pytest.raises(UsageError, match="is a whole bucket; name a folder in it"):
-        tm.tokenize(str(corpus), s3, **flags(tiny_tokenizer))
+        tm.tokenize(str(corpus), s3, **flags())
     with pytest.raises(UsageError, match="--scratch x is for a store in a bucket"):
-        tm.tokenize(str(corpus), tmp_path / "out", **flags(tiny_tokenizer, scratch="x"))
+        tm.tokenize(str(corpus), tmp_path / "out", **flags(scratch="x"))
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--scratch .* cannot be used"):
-        tm.tokenize(str(corpus), f"{s3}/tok", **flags(tiny_tokenizer, scratch=str(tmp_path / "file")))
+        tm.tokenize(str(corpus), f"{s3}/tok", **flags(scratch=str(tmp_path / "file")))
     done = tokenmill("status", f"{s3}/tok")
     assert "is in a bucket" in sentence(done)
 
 
 @pytest.mark.slow
-def test_commands_look_at_a_store_in_a_bucket(
-    tmp_path: Path, corpus: Path, s3: str, tiny_tokenizer: Path, local: Path
-) -> None:
+def test_commands_look_at_a_store_in_a_bucket(tmp_path: Path, corpus: Path, s3: str, local: Path) -> None:
     url = f"{s3}/tok"
-    tm.tokenize(str(corpus), url, **flags(tiny_tokenizer))
+    tm.tokenize(str(corpus), url, **flags())
     for more in (("inspect", "--json"), ("trace", "--step", "1", "--seq-len", "16", "--json")):
         remote, here = (tokenmill(more[0], store, *more[1:]) for store in (url, local))
         assert remote.returncode == 0, remote.stderr
@@ -240,13 +229,13 @@ def test_commands_look_at_a_store_in_a_bucket(
     assert figures["remote"]["checks"]["problems"] == []
 
 
-def test_what_needs_a_directory_says_so(tmp_path: Path, corpus: Path, s3: str, tiny_tokenizer: Path) -> None:
+def test_what_needs_a_directory_says_so(tmp_path: Path, corpus: Path, s3: str) -> None:
     done = tokenmill("finish", f"{s3}/tok")
     assert f"{s3}/tok" in sentence(done)
     with pytest.raises(UsageError, match="must be a directory of this machine"):
-        tm.load(str(corpus), 16, 4, tokenizer=str(tiny_tokenizer), cache=f"{s3}/cache")
+        tm.load(str(corpus), 16, 4, tokenizer="bytes", cache=f"{s3}/cache")
     with pytest.raises(UsageError, match="fetch='range' is for stores, and this is raw text"):
-        tm.load(str(corpus), 16, 4, tokenizer=str(tiny_tokenizer), cache=str(tmp_path / "c"), fetch="range")
-    done = tokenmill("tokenize", str(corpus), "-o", f"{s3}/tok", "--tokenizer", str(tiny_tokenizer), "--dry-run")
+        tm.load(str(corpus), 16, 4, tokenizer="bytes", cache=str(tmp_path / "c"), fetch="range")
+    done = tokenmill("tokenize", str(corpus), "-o", f"{s3}/tok", "--tokenizer", "bytes", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert not Path("s3:").exists()
