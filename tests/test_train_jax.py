@@ -273,6 +273,7 @@ def test_without_grain_tf_data_gives_the_same_rows(whole: Trainer, trainer: Trai
     assert trainer.read("batch_log") == whole.read("batch_log")
 
 
+@pytest.mark.slow
 def test_without_grain_and_tensorflow_tokenmill_gives_the_same_rows(whole: Trainer, trainer: Trainer) -> None:
     output = trainer.run("data_config.loader=grain", without=("grain", "tensorflow"))
     assert "going on with loader tf\n" in output and "pip install 'tokenmill[tf]'" in output
@@ -463,6 +464,7 @@ def test_only_targets_with_a_segment_count(train_jax: ModuleType, model: Any, pr
         assert np.isclose(total, losses[np.array(mask) > 0].sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_computing_layers_again_or_in_bfloat16_changes_little(train_jax: ModuleType, model: Any) -> None:
     config, parameters = model
     batch = make_batch([[1, 2, 3, 4]], [[1, 1, 2, 2]], [[0, 1, 0, 1]])

@@ -24,10 +24,10 @@ from tests.running import jsonl, sentence, snapshot, start, tokenmill, wait_for
 IS_ROOT = os.geteuid() == 0
 
 
-def test_twenty_kills_at_random_instants_change_nothing(tmp_path: Path) -> None:
-    tally = torment(tmp_path, 20, tokenizer="bytes")
-    assert tally["group"] + tally["parent"] + tally["one"] >= 20
-    assert tally["stores compared"] >= 2
+def test_ten_kills_at_random_instants_change_nothing(tmp_path: Path) -> None:
+    tally = torment(tmp_path, 10, tokenizer="bytes")
+    assert tally["group"] + tally["parent"] + tally["one"] >= 10
+    assert tally["stores compared"] >= 1
 
 
 # Processes that die while the rest of the run lives.
