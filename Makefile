@@ -12,6 +12,7 @@ demo: $(VENV)/base
 	$(BIN)/tokenmill demo
 
 test: $(VENV)/all .interop/moto/ready
+	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not interop"
 
 lint: $(VENV)/all

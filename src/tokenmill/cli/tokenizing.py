@@ -84,7 +84,6 @@ def tokenize(
     from tokenmill.pipeline.request import Request
     from tokenmill.pipeline.run import run
     from tokenmill.progress import choose_display
-    from tokenmill.summary import print_summary
 
     try:
         merged = merge_config(config, _flags(context), context)
@@ -104,6 +103,8 @@ def tokenize(
             started = None
     display = choose_display(log_json=log_json, quiet=quiet, draw=_monitor() if monitor else None)
     outcome = run(request, display, started)
+    from tokenmill.summary import print_summary
+
     print_summary(outcome, request)
 
 
@@ -174,9 +175,9 @@ def _estimate(
 ) -> None:
     from tokenmill.engines.gigatoken import return_plain_arrays
     from tokenmill.estimation import estimate
+    from tokenmill.estimation.table import print_estimate
     from tokenmill.pipeline.request import Request
     from tokenmill.progress import choose_display
-    from tokenmill.summary import print_estimate
 
     return_plain_arrays()
     for name in ("log_json", "quiet", "monitor"):

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
+from operator import add
 from typing import Any
 
 from tokenmill.engines.disputes import Ranges, disputed_ranges
@@ -140,11 +142,16 @@ def disputed_ranges_of(config: Config, *, exact: bool | None = None) -> Ranges:
     return disputed_ranges(_normalizes(config.get("normalizer")), letters_only=classes <= {"L", "N"}, exact=exact)
 
 
-def _merge_pairs(merges: Iterable[Any]) -> Iterator[tuple[str, str]]:
-    """Merges as pairs; old files write "a b" instead of ["a", "b"]."""
-    for merge in merges:
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
-        yield left, right
+def _merge_parts(merges: Sequence[Any]) -> tuple[Sequence[str], Sequence[str]]:
+    """The left and the right parts of all merges; old files write "a b" instead of ["a", "b"]."""
+    if set(map(type, merges)) <= {str}:
+        if set(map(str.count, merges, repeat(" "))) - {1}:
+            raise ValueError("a merge is not two parts")
+        # Cut at once, not one by one: a start waits for this.
+        parts = " ".join(merges).split(" ") if merges else []
+        return parts[::2], parts[1::2]
+    pairs = [(left, right) for left, right in (m.split(" ") if isinstance(m, str) else m for m in merges)]
+    return [left for left, _ in pairs], [right for _, right in pairs]
 
 
 def _require_keys(what: str, found: Config, known: Collection[str]) -> None:
@@ -171,13 +178,14 @@ def _check_model(model: Config) -> None:
 
 def _check_merges(model: Config) -> None:
     """Each pair once (the reference uses its last rank, gigatoken the first) and known to the vocabulary."""
-    pairs = list(_merge_pairs(model["merges"]))
-    if len(set(pairs)) < len(pairs):
+    lefts, rights = _merge_parts(model["merges"])
+    if len(set(zip(lefts, rights, strict=True))) < len(lefts):
         raise _Refused("its merges name a pair twice")
     vocab = model["vocab"]
-    for left, right in pairs:
-        if left not in vocab or right not in vocab or left + right not in vocab:
-            raise _Refused(f"its merge of {left!r} and {right!r} is not in the vocabulary")
+    if not all(map(vocab.__contains__, chain(lefts, rights, map(add, lefts, rights)))):
+        pairs = zip(lefts, rights, strict=True)
+        left, right = next((a, b) for a, b in pairs if a not in vocab or b not in vocab or a + b not in vocab)
+        raise _Refused(f"its merge of {left!r} and {right!r} is not in the vocabulary")
 
 
 def _check_byte_level(model: Config) -> None:
@@ -193,7 +201,7 @@ def _check_byte_level(model: Config) -> None:
         raise _Refused(f"its vocabulary has {foreign[0]!r}, which is not spelled in bytes, and it ignores merges")
     if any(_spell(token, alphabet) in vocab for token in foreign):
         raise _Refused("its vocabulary has one token in two spellings")
-    parts = {part for pair in _merge_pairs(model["merges"]) for part in pair} if foreign else set()
+    parts = set(chain(*_merge_parts(model["merges"]))) if foreign else set()
     if any(token in parts for token in foreign):
         raise _Refused("its merges have parts that are not spelled in bytes")
 
@@ -218,7 +226,8 @@ def _check_byte_fallback(model: Config) -> None:
     if any(len(token) == 6 and _BYTE_TOKEN.fullmatch(token) and token not in names for token in vocab):
         raise _Refused("its vocabulary has a byte token in another spelling than <0x0A>")
     # gigatoken takes such a token for the byte, whoever spelled it.
-    if any(part in names for left, right in _merge_pairs(model["merges"]) for part in (left, right, left + right)):
+    lefts, rights = _merge_parts(model["merges"])
+    if not names.isdisjoint(chain(lefts, rights, map(add, lefts, rights))):
         raise _Refused("its merges spell a byte token such as <0x0A>")
     for byte in range(256):
         # A missing byte is harmless when the only character it is part of has a token of its own.

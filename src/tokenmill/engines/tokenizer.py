@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from tokenmill.errors import DataError, MissingDependencyError, UsageError
 from tokenmill.files import write_durably
@@ -42,6 +44,8 @@ class Tokenizer:
     eos_id: int | None
     adds_bos: bool
     """Whether the tokenizer's own post-processor puts a beginning-of-text token in front."""
+    source: Path | None = field(default=None, repr=False, compare=False)
+    """The file that another process can read it from; None where there is none, or several."""
 
     @cached_property
     def sha256(self) -> str:
@@ -159,20 +163,21 @@ def _from_file(path: Path, name: str | None = None) -> Tokenizer:
             files[side] = beside.read_bytes()
     name = name or (path.parent.name if path.name in {"tokenizer.json", "tokenizer.model"} else path.stem) or path.stem
     if path.suffix == ".model":
-        return _from_sentencepiece(name, path.name, files)
+        return replace(_from_sentencepiece(name, path.name, files), source=path)
     if path.suffix == ".tiktoken":
         from tokenmill.engines.tiktoken import load_ranks
 
         return load_ranks(name, path.name, files)
     if path.suffix == ".json":
         try:
-            return _from_huggingface(name, path.name, files)
+            return _from_huggingface(name, path, files)
         except (AttributeError, KeyError, TypeError) as error:
             raise DataError(path.name, f"is not a tokenizer.json: {type(error).__name__} {error}") from None
     raise UsageError(f"--tokenizer {path}: expected a tokenizer.json, a .model or a .tiktoken file")
 
 
-def _from_huggingface(name: str, main_file: str, files: dict[str, bytes]) -> Tokenizer:
+def _from_huggingface(name: str, path: Path, files: dict[str, bytes]) -> Tokenizer:
+    main_file = path.name
     config = _parse_json(main_file, files[main_file])
     model = config.get("model")
     if not isinstance(model, dict) or "vocab" not in model:
@@ -193,7 +198,10 @@ def _from_huggingface(name: str, main_file: str, files: dict[str, bytes]) -> Tok
     if leading:
         bos = lookup.get(leading[0], bos)
     files = {"tokenizer.json" if key == main_file else key: data for key, data in files.items()}
-    return Tokenizer(name, "huggingface", "tokenizer.json", files, vocab_size, specials, bos, eos, adds_bos)
+    tokenizer = Tokenizer(name, "huggingface", "tokenizer.json", files, vocab_size, specials, bos, eos, adds_bos, path)
+    # Parsing takes as long as all else together, so what was parsed here is what the property gives.
+    vars(tokenizer)["config"] = config
+    return tokenizer
 
 
 def _from_sentencepiece(name: str, main_file: str, files: dict[str, bytes]) -> Tokenizer:
@@ -260,9 +268,13 @@ def _first_known(tokens: Iterable[Any], lookup: Mapping[str, int]) -> int | None
 
 def _parse_json(name: str, data: bytes) -> dict[str, Any]:
     try:
-        parsed = json.loads(data)
-    except ValueError as error:
-        raise DataError(name, f"is not valid JSON ({error})") from None
+        parsed = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # A byte order mark, UTF-16 or half a surrogate pair: odd, and what the standard library takes.
+        try:
+            parsed = json.loads(data)
+        except ValueError as error:
+            raise DataError(name, f"is not valid JSON ({error})") from None
     if not isinstance(parsed, dict):
         raise DataError(name, "is JSON but not an object; expected a tokenizer file")
     return parsed

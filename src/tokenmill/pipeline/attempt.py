@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -15,26 +16,32 @@ from tokenmill.executors.base import Cluster, Executor
 from tokenmill.executors.local import start_executor
 from tokenmill.machine import physical_cpus
 from tokenmill.pipeline.budget import Budget
-from tokenmill.pipeline.dispatcher import Dispatcher
 from tokenmill.pipeline.ending import in_words
 from tokenmill.pipeline.finish import Stock, describe_gate, finish, take_stock
-from tokenmill.pipeline.journal import Journal, SavedPlan
+from tokenmill.pipeline.journal import Journal, SavedPlan, TaskRecord
 from tokenmill.pipeline.locking import taking_turns
 from tokenmill.pipeline.messages import GateResult
+from tokenmill.pipeline.mill import WarmJob
 from tokenmill.pipeline.observer import Observer
 from tokenmill.pipeline.plan import Plan, check_unchanged
 from tokenmill.pipeline.preparing import Prepared, make_job
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.resume import Standing, find_finished
-from tokenmill.pipeline.scheduler import WORKER, Scheduler
+from tokenmill.pipeline.scheduler import Scheduler
 from tokenmill.pipeline.sharing import WHOLE, Share, membership
 from tokenmill.pipeline.tally import Tally
 from tokenmill.pipeline.task import Job
-from tokenmill.pipeline.worker import WarmJob
 from tokenmill.progress import Display
 from tokenmill.store.manifest import Manifest, ParityInfo
 
 __all__ = ["ONLY_SAMPLED", "Attempt", "Outcome"]
+
+
+class Runner(Protocol):
+    """What hands out tasks, here or on a cluster."""
+
+    def run(self, done: dict[str, TaskRecord], ended_streams: dict[int, list[int]]) -> None:
+        """Finish the plan, given what earlier attempts did."""
 
 
 ONLY_SAMPLED = "its size and a sample of its content are the same; if it may be another text, run with --overwrite"
@@ -188,10 +195,12 @@ class Attempt:
 
     def _make_runner(
         self, job: Job, plan: Plan, observer: Observer, budget: Budget, gate_passed: Callable[[GateResult], None]
-    ) -> Scheduler | Dispatcher:
+    ) -> Runner:
         """What hands out tasks: to workers of this machine, or to a cluster."""
         request, executor = self._request, self._executor
         if isinstance(executor, Cluster):
+            from tokenmill.pipeline.dispatcher import Dispatcher
+
             return Dispatcher(
                 executor,
                 job,
@@ -204,7 +213,7 @@ class Attempt:
                 observe=observer.observe,
                 say=self._warn,
             )
-        executor.warm(f"{WORKER}:warm", msgspec.json.encode(WarmJob.of(job)))
+        WarmJob.of(job).begin(executor)
         return Scheduler(
             executor,
             job,

@@ -13,6 +13,7 @@ from tokenmill.pipeline.stages import Stages
 from tokenmill.store.manifest import ParityInfo
 
 __all__ = [
+    "WORKER",
     "Cut",
     "Done",
     "Failed",
@@ -34,6 +35,8 @@ __all__ = [
     "encode",
 ]
 
+WORKER = "tokenmill.pipeline.worker"
+"""The module whose functions worker processes run."""
 
 _FREE_SPACE = "free some space, then "
 _REMEDIES = {

@@ -9,8 +9,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from tokenmill.engines import Engine, create, open_tokenizer
-from tokenmill.pipeline.messages import Progress
+from tokenmill.engines import Engine, create, load_tokenizer
+from tokenmill.errors import StoreError
+from tokenmill.executors.base import Executor
+from tokenmill.pipeline.messages import WORKER, Progress
 from tokenmill.pipeline.plan import Task
 from tokenmill.pipeline.stages import Stages
 from tokenmill.pipeline.task import Job, TaskOutput, TaskRunner
@@ -26,7 +28,8 @@ _kept: dict[str, Engine] = {}
 class WarmJob(msgspec.Struct, frozen=True):
     """Which engine workers will need."""
 
-    store: str
+    path: str
+    """A file or directory of the tokenizer."""
     engine: str
     special_tokens: str
     sha256: str
@@ -34,7 +37,12 @@ class WarmJob(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, job: Job) -> WarmJob:
         """What a job needs."""
-        return cls(job.store, job.engine, job.settings.policy.special_tokens, job.settings.tokenizer_sha256)
+        path = str(Path(job.store) / "tokenizer")
+        return cls(path, job.engine, job.settings.policy.special_tokens, job.settings.tokenizer_sha256)
+
+    def begin(self, executor: Executor) -> None:
+        """Have the engine loaded before the first worker is started."""
+        executor.warm(f"{WORKER}:warm", msgspec.json.encode(self))
 
     @property
     def key(self) -> str:
@@ -44,11 +52,14 @@ class WarmJob(msgspec.Struct, frozen=True):
 
 def keep_engine(job: WarmJob) -> None:
     """Load an engine ahead of the processes that are forked from this one, which share its memory."""
-    _kept[job.key] = _load(job)
+    if job.key not in _kept:
+        _kept[job.key] = _load(job)
 
 
 def _load(job: WarmJob) -> Engine:
-    tokenizer = open_tokenizer(Path(job.store) / "tokenizer", name="tokenizer")
+    tokenizer = load_tokenizer(job.path)
+    if tokenizer.sha256 != job.sha256:
+        raise StoreError(f"the tokenizer in {job.path} changed while it was read; run the same command again")
     return create(job.engine, tokenizer, job.special_tokens)  # type: ignore[arg-type]
 
 

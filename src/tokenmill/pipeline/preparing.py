@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.engines import Choice, Tokenizer, choose, load_tokenizer
+from tokenmill.executors.base import Cluster, Executor
 from tokenmill.inputs import Input, expand_inputs
+from tokenmill.pipeline.mill import WarmJob
 from tokenmill.pipeline.mirroring import Mirror
 from tokenmill.pipeline.plan import InputFile, inspect_inputs
 from tokenmill.pipeline.request import Request
@@ -39,14 +41,18 @@ class Prepared:
         return len(self.tokenizer.files[self.tokenizer.main_file])
 
 
-def prepare(request: Request, display: Display | None = None) -> Prepared:
+def prepare(request: Request, display: Display | None = None, executor: Executor | Cluster | None = None) -> Prepared:
     """Look at everything that a request names, and refuse what cannot work; nothing is written yet.
 
-    Inputs that are elsewhere are fetched, which may take hours, so everything else is looked at before.
+    Inputs that are elsewhere are fetched, which may take hours, so everything else is looked at before. An executor
+    loads the engine meanwhile.
     """
     share = request.share()
     tokenizer = load_tokenizer(request.tokenizer)
-    choice = choose(tokenizer, request.engine, request.specials_in_text(tokenizer))
+    specials = request.specials_in_text(tokenizer)
+    choice = choose(tokenizer, request.engine, specials)
+    if executor is not None and not isinstance(executor, Cluster) and tokenizer.source is not None:
+        WarmJob(str(tokenizer.source.absolute()), choice.engine, specials, tokenizer.sha256).begin(executor)
     request.policy(tokenizer)
     request.reading()
     # Of whole files or other formats than those that their names say, nobody knows how many documents they have.

@@ -95,7 +95,7 @@ def run(request: Request, display: Display, started: Executor | Cluster | None =
         if is_remote(request.out):
             return _run_into_bucket(request, display, executor)
         _refuse_scratch(request)
-        return carry_out(prepare(request, display), display, executor)
+        return carry_out(prepare(request, display, executor), display, executor)
 
 
 def _run_into_bucket(request: Request, display: Display, executor: Executor | Cluster) -> Outcome:
@@ -106,7 +106,7 @@ def _run_into_bucket(request: Request, display: Display, executor: Executor | Cl
             "--world-size, which need none"
         )
     mirror = Mirror(request.out)
-    prepared = prepare(request, display)
+    prepared = prepare(request, display, executor)
     with scratch_directory(request.scratch) as folder:
         scratch = msgspec.structs.replace(prepared.request, out=str(folder / mirror.url.rpartition("/")[2]))
         try:

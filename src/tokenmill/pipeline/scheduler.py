@@ -24,6 +24,7 @@ from tokenmill.errors import TokenmillError
 from tokenmill.executors.base import Death, Executor, Worker
 from tokenmill.pipeline.journal import Journal, TaskRecord
 from tokenmill.pipeline.messages import (
+    WORKER,
     Cut,
     Done,
     Failed,
@@ -48,7 +49,6 @@ from tokenmill.pipeline.task import Job
 __all__ = ["Scheduler"]
 
 WAIT_SECONDS = 0.2
-WORKER = "tokenmill.pipeline.worker"
 SERVE = f"{WORKER}:serve"
 
 
@@ -102,8 +102,6 @@ class Scheduler:
         """Finish the plan, given what earlier attempts did; returns when every task is in the journal."""
         self._take_stock(done, ended_streams)
         self._start_gate()
-        # Workers that are forked from here on have loaded what they write with.
-        self._executor.warm(f"{WORKER}:preload_writing", b"")
         while self._unfinished():
             if self._gate is None or self._gate_beside_tasks:
                 self._employ()

@@ -41,19 +41,16 @@ from tokenmill.pipeline.plan import Stream
 from tokenmill.pipeline.stages import Stages
 from tokenmill.pipeline.task import Job, TaskOutput
 
-__all__ = ["WarmJob", "preload", "preload_writing", "serve", "warm"]
+__all__ = ["WarmJob", "preload", "serve", "warm"]
 
 
 def preload(_payload: bytes) -> None:
-    """Import what the gate and every worker use, while the run is still being planned."""
+    """Import what every worker uses, while the run is still being planned."""
+    import pyarrow.parquet  # noqa: F401
+
     from tokenmill.engines.gigatoken import return_plain_arrays
 
     return_plain_arrays()
-
-
-def preload_writing(_payload: bytes) -> None:
-    """Import what only workers use, while the gate is held."""
-    import pyarrow.parquet  # noqa: F401
 
 
 def warm(payload: bytes) -> None:
