@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tokenmill.batch import Reject, TextBatch
 from tokenmill.files import DamagedInput
-from tokenmill.readers import DelimitedReader, ReadOptions, blocks, reader_for
+from tokenmill.readers import DelimitedReader, ReadOptions, blocks, jsonl, reader_for
 from tokenmill.readers.parquet import ParquetReader
 
 json_values = st.recursive(
@@ -72,8 +72,25 @@ def gather(batches: Iterable[TextBatch]) -> Read:
 
 
 def read_bytes(data: bytes, format: str = "jsonl", sizes: Iterable[int] = (), **options: Any) -> Read:
+    """All documents of some bytes; texts of JSON lines as strings and packed, which have to be the same."""
     reader = delimited(format, **options)
-    return gather(reader.read_stream(reader.adapt(Pieces(data, sizes))))
+    read = gather(reader.read_stream(reader.adapt(Pieces(data, sizes))))
+    if format == "jsonl":
+        with always_packing():
+            packed = delimited(format, **options, packed=True)
+            assert gather(packed.read_stream(packed.adapt(Pieces(data, sizes)))) == read
+    return read
+
+
+@contextmanager
+def always_packing() -> Iterator[None]:
+    """Let the reader of JSON lines try to pack each block, whatever became of the one before."""
+    skipped = jsonl.BLOCKS_SKIPPED
+    jsonl.BLOCKS_SKIPPED = 0
+    try:
+        yield
+    finally:
+        jsonl.BLOCKS_SKIPPED = skipped
 
 
 @contextmanager

@@ -46,6 +46,8 @@ class Slip:
             batch = TokenBatch(ids, batch.offsets)
         return batch
 
+    takes_packed = False
+
     memory_per_character = 1
 
     def split(self, text: str, size: int) -> list[str]:

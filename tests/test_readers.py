@@ -28,6 +28,7 @@ from tests.reading import (
     read_in_ranges,
     rejects_of,
 )
+from tokenmill.batch import PackedTexts
 from tokenmill.errors import DataError, UsageError
 from tokenmill.files import detect_compression, open_stream
 from tokenmill.inputs import Input
@@ -188,6 +189,52 @@ def test_any_json_value_is_a_document_or_a_reject(values: list[Any], ascii_only:
     read = read_bytes(b"\n".join(lines), sizes=sizes)
     assert read.texts == [value["text"] for value in values if expected_reason(value) is None]
     assert [reason for *_, reason in read.rejects] == [r for value in values if (r := expected_reason(value))]
+
+
+escapes = st.sampled_from(
+    [
+        *(rb"\n", rb"\t", rb"\r", rb"\b", rb"\f", rb"\\", rb"\"", rb"\/", rb"\u0041", rb"\u00e9", rb"\ud83d\ude00"),
+        *(rb"\ud800", rb"\u12", rb"\x41", rb"\a", rb"\0", rb"\'", b"\\", b"\x01", b"\t", b"\x7f"),
+        *(
+            b"u",
+            b"/",
+            b"n",
+            b"a",
+            b"'",
+            b"plain",
+            "\u00e9\u4e2d\U0001f600".encode(),
+            b"\xff",
+            b"\xed\xa0\x80",
+            b"\xc0\x80",
+        ),
+    ]
+)
+strings = st.lists(escapes, max_size=6).map(lambda parts: b'"' + b"".join(parts) + b'"')
+field_lines = st.tuples(st.sampled_from([b"text", b"id"]), strings | st.sampled_from([b"null", b"1", b'["a"]', b"{}"]))
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(st.lists(field_lines, max_size=3), max_size=8), st.booleans())
+def test_packed_texts_are_the_texts_whatever_escapes_they_have(records: list[Any], kept: bool) -> None:
+    lines = [b"{%b}" % b", ".join(b'"%b": %b' % field for field in fields) for fields in records]
+    read_bytes(b"\n".join(lines), keep_keys=("id",) if kept else ())
+
+
+@pytest.mark.parametrize("first", ["plain", "", "\u00e9", "back\\slash", "\\u0041", 'quote"', "\\"])
+@pytest.mark.parametrize("last", ["plain", "", "\\u", 'quote"', "/", "\\"])
+def test_texts_are_packed_in_one_buffer(first: str, last: str) -> None:
+    texts = [first, *["between \u2019"] * 9, last]
+    (batch,) = delimited("jsonl", packed=True).read_stream(Pieces(b"\n".join(map(line, texts)) + b"\n"))
+    assert isinstance(batch.texts, PackedTexts)
+    assert batch.texts.data == PackedTexts.of(texts).data
+    assert (list(batch.texts), batch.texts[1:3], batch.texts[-1], len(batch.texts)) == (texts, texts[1:3], last, 11)
+    assert batch.texts.longest >= max(len(text.encode()) for text in texts)
+
+
+def test_texts_full_of_escaped_letters_are_not_packed() -> None:
+    data = b"".join(json.dumps({"text": "\u00e9" * 9}).encode() + b"\n" for _ in range(9))
+    (batch,) = delimited("jsonl", packed=True).read_stream(Pieces(data))
+    assert batch.texts == ["\u00e9" * 9] * 9
 
 
 any_lines = st.lists(

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["IntArray", "Reject", "TextBatch", "TokenBatch", "Trained"]
+__all__ = ["IntArray", "PackedTexts", "Reject", "TextBatch", "TokenBatch", "Trained", "check_range", "encode_texts"]
 
 IntArray = npt.NDArray[np.integer[Any]]
 
@@ -44,6 +45,54 @@ class Trained(NamedTuple):
     """Whether an end-of-text token belongs behind it, which is trained on too."""
 
 
+class PackedTexts(Sequence[str]):
+    """Texts in one buffer of UTF-8, for an engine that takes them as they are; anyone else sees strings.
+
+    Half of English web pages have a curly quote somewhere, which makes a `str` of two bytes a character; to build
+    it and to turn it back into UTF-8 takes a fifth of the time of reading and encoding, and is not needed.
+    """
+
+    SEPARATOR = b'"\xff"'
+    """Stands between two texts: a byte that UTF-8 never has, and the quotes that JSON has there anyway."""
+
+    def __init__(self, data: bytes, count: int, longest: int) -> None:
+        self.data = data
+        self.longest = longest
+        """No text has more bytes."""
+        self._count = count
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> PackedTexts:
+        """The same texts in one buffer."""
+        pieces = [text.encode() for text in texts]
+        return cls(cls.SEPARATOR.join(pieces), len(pieces), max(map(len, pieces), default=0))
+
+    @cached_property
+    def pieces(self) -> list[bytes]:
+        """Each text in UTF-8."""
+        # One byte is found much faster than three.
+        return [piece[1:-1] for piece in (b'"%b"' % self.data).split(b"\xff")] if self._count else []
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [piece.decode() for piece in self.pieces[index]]
+        return self.pieces[index].decode()
+
+
+def encode_texts(texts: Sequence[str]) -> list[bytes]:
+    """Each text in UTF-8."""
+    return texts.pieces if isinstance(texts, PackedTexts) else [text.encode() for text in texts]
+
+
 @dataclass(slots=True)
 class TextBatch:
     """Texts in input order, where each one came from, and what was refused among them.
@@ -52,7 +101,7 @@ class TextBatch:
     gives texts, and what of them is `trained` on. `lines` are counted as those of a `Reject`.
     """
 
-    texts: list[str]
+    texts: Sequence[str]
     positions: npt.NDArray[np.int64]
     kept: list[tuple[Any, ...]] | None = None
     rejects: list[Reject] = field(default_factory=list)
@@ -102,3 +151,9 @@ class TokenBatch:
         for ids, start, stop in zip(documents, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             flat[start:stop] = ids
         return cls(flat, offsets)
+
+
+def check_range(ids: IntArray, vocab_size: int) -> None:
+    """Ids outside the vocabulary must never be narrowed to others."""
+    if len(ids) and int(ids.max()) >= vocab_size:
+        raise RuntimeError(f"the engine gave id {int(ids.max())}, outside the vocabulary of {vocab_size}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.conftest import make_texts
+from tokenmill.batch import PackedTexts
 from tokenmill.engines import REFERENCES, Engine, Tokenizer, choose, create, load_tokenizer
 
 CASES = [
@@ -89,7 +90,7 @@ def case(request: pytest.FixtureRequest) -> tuple[str, Tokenizer]:
     return name, tokenizer
 
 
-def lists(engine: Engine, texts: list[str]) -> list[list[int]]:
+def lists(engine: Engine, texts: Sequence[str]) -> list[list[int]]:
     batch = engine.encode(texts)
     assert len(batch) == len(texts)
     assert batch.offsets[0] == 0
@@ -121,6 +122,12 @@ def independent_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
         return [open_encoding(tokenizer).encode_ordinary(text) for text in texts]
     return [list(text.encode()) for text in texts]
+
+
+def test_packed_texts_have_the_ids_of_their_strings(case: tuple[str, Tokenizer]) -> None:
+    engine = create(*case)
+    for texts in (TEXTS[1:] + make_texts(200, seed=5), TEXTS, [""], ["one"], []):
+        assert lists(engine, PackedTexts.of(texts)) == lists(engine, texts)
 
 
 def test_an_empty_batch_and_empty_texts_are_fine(case: tuple[str, Tokenizer]) -> None:

@@ -7,6 +7,7 @@ are the pipeline's to add, so that every engine agrees with the reference's
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from tokenmill.batch import TokenBatch
@@ -24,10 +25,13 @@ class Engine(Protocol):
     num_rerouted: int
     """Documents that were encoded by the reference because this engine may differ on them."""
 
+    takes_packed: bool
+    """Whether `PackedTexts` are encoded as they are, without a string for each."""
+
     memory_per_character: int
     """Bytes that encoding one long text takes at most, for each of its characters."""
 
-    def encode(self, texts: list[str]) -> TokenBatch:
+    def encode(self, texts: Sequence[str]) -> TokenBatch:
         """Encode each text; the batch has exactly `len(texts)` documents."""
         ...
 

@@ -156,8 +156,10 @@ class DisputeFilter:
         if len(self.suspects) > _MAX_COMPARISONS:
             self._is_suspect.take(ids, mode="clip", out=found)
         else:
-            np.equal(ids, self.suspects[0], out=found)
-            for suspect in self.suspects[1:]:
+            # Of the ids' own type, so that these are not widened to be compared.
+            suspects = self.suspects.astype(ids.dtype)
+            np.equal(ids, suspects[0], out=found)
+            for suspect in suspects[1:]:
                 np.equal(ids, suspect, out=scratch)
                 np.logical_or(found, scratch, out=found)
         # Most batches have no hit, and `any` costs a tenth of `flatnonzero`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from tokenmill.batch import TokenBatch
 from tokenmill.engines.base import SpecialTokens
@@ -22,6 +23,7 @@ class HuggingFaceEngine:
 
     name = "huggingface"
     num_rerouted = 0
+    takes_packed = False
     memory_per_character = 130
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens, *, threads: bool = False) -> None:
@@ -38,12 +40,12 @@ class HuggingFaceEngine:
         self._backend.no_padding()
         self._backend.encode_special_tokens = special_tokens == "as-text"
 
-    def encode(self, texts: list[str]) -> TokenBatch:
+    def encode(self, texts: Sequence[str]) -> TokenBatch:
         """Encode each text without the post-processor's special tokens."""
         if os.environ.get("TOKENIZERS_PARALLELISM") != self._parallelism:
             # The library asks the environment at every call, and another engine may have said otherwise.
             os.environ["TOKENIZERS_PARALLELISM"] = self._parallelism
-        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return TokenBatch.from_lists([encoding.ids for encoding in encodings])
 
     def split(self, text: str, size: int) -> list[str]:

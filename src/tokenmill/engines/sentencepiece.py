@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenmill.batch import TokenBatch
 from tokenmill.engines.tokenizer import Tokenizer, sentencepiece_processor
 
@@ -13,14 +15,15 @@ class SentencePieceEngine:
 
     name = "sentencepiece"
     num_rerouted = 0
+    takes_packed = False
     memory_per_character = 100
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._processor = sentencepiece_processor(tokenizer.files[tokenizer.main_file])
 
-    def encode(self, texts: list[str]) -> TokenBatch:
+    def encode(self, texts: Sequence[str]) -> TokenBatch:
         """Encode each text; control pieces such as `<s>` in a text are plain text."""
-        return TokenBatch.from_lists(self._processor.encode(texts, num_threads=1))
+        return TokenBatch.from_lists(self._processor.encode(list(texts), num_threads=1))
 
     def split(self, text: str, size: int) -> list[str]:
         """The whole text: its merges may cross any place."""

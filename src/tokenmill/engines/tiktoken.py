@@ -8,7 +8,7 @@ them beside the ranks as `tiktoken.json`, so that it needs neither name nor netw
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -34,13 +34,14 @@ class TiktokenEngine:
 
     name = "tiktoken"
     num_rerouted = 0
+    takes_packed = False
     memory_per_character = 60
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
         self._encoding = open_encoding(tokenizer)
         self._as_text = special_tokens == "as-text"
 
-    def encode(self, texts: list[str]) -> TokenBatch:
+    def encode(self, texts: Sequence[str]) -> TokenBatch:
         """Encode each text, special-token strings as text or as tokens."""
         if self._as_text:
             return TokenBatch.from_lists([self._encoding.encode_ordinary(text) for text in texts])

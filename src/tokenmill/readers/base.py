@@ -21,7 +21,7 @@ __all__ = ["DelimitedReader", "ReadOptions", "Reader", "Stream"]
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How documents are found in an input; all of it changes the output."""
+    """How documents are found in an input; all of it but `packed` changes the output."""
 
     text_key: str = "text"
     """The field that holds the text; dots lead into nested objects."""
@@ -35,6 +35,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that make a document together, instead of one text: batches then have records."""
     max_document_bytes: int = 256_000_000
     """The longest text, in bytes of UTF-8."""
+    packed: bool = False
+    """Hand texts over as `PackedTexts` where that is faster for someone who takes UTF-8."""
 
 
 class Reader(Protocol):

@@ -7,7 +7,7 @@ lines, so a block also has to be shown to hold exactly one object per line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -15,16 +15,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.batch import Reject, TextBatch
+from tokenmill.batch import PackedTexts, Reject, TextBatch
 from tokenmill.readers.base import ReadOptions, Stream
 from tokenmill.readers.blocks import BYTE_ORDER_MARK, byte_ranges, read_documents, read_file_range
 from tokenmill.readers.diagnosis import Refusal, read_again, read_record_again
 from tokenmill.readers.fields import as_kept, find_value, split_key
+from tokenmill.readers.packing import find_all, is_utf8, pack
 from tokenmill.remote.paths import InputPath
 
 __all__ = ["JsonlReader"]
 
 WHITESPACE = b" \t\r\n"
+BLOCKS_SKIPPED = 15
+"""Blocks that are not tried after one whose texts cannot be had as bytes."""
 _REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -36,6 +39,7 @@ class JsonlReader:
 
     def __init__(self, options: ReadOptions) -> None:
         self._fields = _RecordFields(options) if options.record_keys else _Fields(options)
+        self._packed = _PackedFields(options) if options.packed and not options.record_keys else None
         self._max_text = options.max_document_bytes
         # JSON spends at most two bytes per byte of text unless it escapes plain letters.
         self._max_line = 2 * options.max_document_bytes + (64 << 10)
@@ -65,7 +69,7 @@ class JsonlReader:
         if len(starts):
             filled, uniform = _check_lines(data, starts, stops)
             if uniform and int((stops - starts).max()) <= self._max_text:
-                decoded = self._fields.decode_block(memoryview(data)[:num_bytes], len(filled))
+                decoded = self._decode_block(memoryview(data)[:num_bytes], len(filled))
                 if decoded is not None:
                     documents, kept = decoded
                     lines = np.arange(line, line + len(starts))
@@ -73,6 +77,12 @@ class JsonlReader:
                         lines = lines[np.searchsorted(starts, filled)]
                     return self._batch(documents, filled + position, kept, [], len(starts), lines)
         return self._decode_apart(data, starts, stops, position, line)
+
+    def _decode_block(
+        self, data: memoryview, num_records: int
+    ) -> tuple[Sequence[Any], list[tuple[Any, ...]] | None] | None:
+        packed = self._packed.decode_packed(data, num_records) if self._packed is not None else None
+        return packed or self._fields.decode_block(data, num_records)
 
     def _decode_apart(
         self,
@@ -111,7 +121,7 @@ class JsonlReader:
 
     def _batch(
         self,
-        documents: list[Any],
+        documents: Sequence[Any],
         positions: npt.NDArray[np.int64],
         kept: list[tuple[Any, ...]] | None,
         rejects: list[Reject],
@@ -120,7 +130,7 @@ class JsonlReader:
     ) -> TextBatch:
         if not self._fields.are_records:
             return TextBatch(documents, positions, kept, rejects, num_lines, lines=lines)
-        return TextBatch([], positions, kept, rejects, num_lines, records=documents, lines=lines)
+        return TextBatch([], positions, kept, rejects, num_lines, records=list(documents), lines=lines)
 
     def _decode_one(self, record: bytes | bytearray) -> tuple[Any, tuple[Any, ...]] | Refusal:
         if len(record) > self._max_line:
@@ -177,14 +187,14 @@ class _Fields:
 
     are_records = False
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, text_kind: Any = str) -> None:
         self.text_parts = split_key(options.text_key)
         self.keep_parts = tuple(map(split_key, options.keep_keys))
         top = self.text_parts[0]
         kept_tops = {parts[0] for parts in self.keep_parts if parts != self.text_parts}
         kind: Any = Any
         if top not in kept_tops:
-            kind = str
+            kind = text_kind
             for name in reversed(self.text_parts[1:]):
                 kind = msgspec.defstruct("Nested", [("inner", kind)], rename={"inner": name}, gc=False)
         self._typed = kind is not Any
@@ -231,18 +241,41 @@ class _Fields:
         return tuple(as_kept(find_value(value_of(record), parts)) for value_of, parts in self._kept_of)
 
 
+class _PackedFields(_Fields):
+    """Texts as bytes: their JSON strings are joined, and the escapes of all of them undone at once."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options, msgspec.Raw)
+        # A text that is also kept has to be a string.
+        self._is_possible = self._typed and self.text_parts not in self.keep_parts
+        self._skip = 0
+
+    def decode_packed(
+        self, data: memoryview, num_records: int
+    ) -> tuple[PackedTexts, list[tuple[Any, ...]] | None] | None:
+        """The documents of `num_records` lines, None if there is anything wrong or out of the ordinary."""
+        if self._skip or not self._is_possible or not num_records:
+            self._skip = max(0, self._skip - 1)
+            return None
+        try:
+            records = self._decoder.decode_lines(data)
+        except _REFUSALS:
+            return None
+        packed = pack(list(map(self._text_of, records))) if len(records) == num_records and is_utf8(data) else None
+        if packed is None:
+            # What one block has, such as non-ASCII letters as escapes, the next ones mostly have too.
+            self._skip = BLOCKS_SKIPPED
+            return None
+        return packed, [self._kept(record) for record in records] if self.keep_parts else None
+
+
 def _find_lines(data: bytes | bytearray, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Where lines start and stop, without their line ends, in the first `stop` bytes."""
     if data.count(b"\n", 0, min(stop, 8192)) > 16:
         stops = np.flatnonzero(np.frombuffer(data, np.uint8, stop) == 10)
     else:
         # 8 GB/s against 4 GB/s, as long as lines are longer than about 500 bytes.
-        found: list[int] = []
-        at = data.find(b"\n", 0, stop)
-        while at >= 0:
-            found.append(at)
-            at = data.find(b"\n", at + 1, stop)
-        stops = np.array(found, np.int64)
+        stops = np.array(find_all(data, b"\n", stop), np.int64)
     if stop and not data.endswith(b"\n", 0, stop):
         stops = np.append(stops, stop)
     starts = np.zeros(len(stops), np.int64)
