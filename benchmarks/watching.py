@@ -25,15 +25,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 from tokenmill.bench.figures import Figure, differ
 from tokenmill.bench.reporting import Machine
-from tokenmill.machine import tree_memory
+from tokenmill.machine import tree_memory, usable_cores
 
 HERE = Path(__file__).resolve().parent
 SHARED = HERE.parent.parent / "shared" / "data"
@@ -47,7 +47,9 @@ CORPORA: dict[str, list[str]] = {
 SHARE = 0.02
 BYTES_PER_TOKEN = 2.78
 """Of what `grow --mix all` makes, with GPT-2."""
-LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.05
+UP_SECONDS = 2.0
+"""After this a run has begun its tasks, and a second terminal shows them."""
 
 
 def main() -> None:
@@ -162,37 +164,52 @@ def measure_watching(arguments: argparse.Namespace, folder: Path) -> list[str]:
         "--monitor": (["--monitor"], False),
         "--monitor, and status --watch": (["--monitor"], True),
     }
-    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    runs: dict[str, list[Run]] = {name: [] for name in ways}
     run_watched([*command, "--quiet"], folder / "out", watched=False)
     for turn in range(arguments.repeat):
         # The order changes from turn to turn: whoever comes behind another finds a warmer or a busier machine.
         names = list(ways)[turn % len(ways) :] + list(ways)[: turn % len(ways)]
         for name in names:
             flags, watched = ways[name]
-            speeds[name].append(run_watched([*command, *flags], folder / "out", watched=watched))
-            progress(f"turn {turn + 1} of {arguments.repeat}: {name}, {speeds[name][-1]:.1f} MB/s")
-    return render_watching(arguments, speeds)
+            run = run_watched([*command, *flags], folder / "out", watched=watched)
+            runs[name].append(run)
+            progress(
+                f"turn {turn + 1} of {arguments.repeat}: {name}, {run.speed:.1f} MB/s, {run.share:.2%} of the cores"
+            )
+    return render_watching(arguments, runs)
 
 
-def render_watching(arguments: argparse.Namespace, speeds: dict[str, list[float]]) -> list[str]:
-    quiet = speeds["--quiet"]
+class Run(NamedTuple):
+    """How fast a run was, and what share of the machine's cores the processes took that only look at it."""
+
+    speed: float
+    share: float
+
+
+def render_watching(arguments: argparse.Namespace, runs: dict[str, list[Run]]) -> list[str]:
+    quiet = [run.speed for run in runs["--quiet"]]
+    unwatched = Figure.of([run.share for run in runs["--quiet"]]).median
     lines = [
         "## What watching costs",
         "",
         f"{arguments.gb:g} GB of JSON lines (`grow --mix all`), GPT-2, default workers, {arguments.repeat} turns, "
         "each run with a terminal of 80 columns.",
-        "MB/s of text from the first task to the last. Loss: to the `--quiet` run of the same turn.",
+        "MB/s of text from the first task to the last. Loss: to the `--quiet` run of the same turn, by the clock, which a "
+        "noisy machine blurs.",
+        "CPU: what the run's first process and the second terminal's take of all cores once they are up, and how much "
+        "more that is than without a watcher: workers keep every core busy, so this is what they lose.",
         "",
-        "| watched by | MB/s | spread | loss | spread | |",
-        "|---|---|---|---|---|---|",
+        "| watched by | MB/s | spread | loss | spread | | CPU | more |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for name, runs in speeds.items():
-        figure = Figure.of(runs)
-        losses = Figure.of([1 - run / other for run, other in zip(runs, quiet, strict=True)])
+    for name, measured in runs.items():
+        speeds = [run.speed for run in measured]
+        figure, share = Figure.of(speeds), Figure.of([run.share for run in measured]).median
+        losses = Figure.of([1 - speed / other for speed, other in zip(speeds, quiet, strict=True)])
         verdict = "" if name == "--quiet" else judge(figure, Figure.of(quiet))
         lines.append(
             f"| {name} | {figure.median:.1f} | {figure.low:.1f}-{figure.high:.1f} | {losses.median:.1%} | "
-            f"{losses.low:.1%} to {losses.high:.1%} | {verdict} |"
+            f"{losses.low:.1%} to {losses.high:.1%} | {verdict} | {share:.2%} | {share - unwatched:.2%} |"
         )
     return lines
 
@@ -205,18 +222,34 @@ def judge(watched: Figure, quiet: Figure) -> str:
     return "slower" if watched.median < quiet.median else "faster"
 
 
-def run_watched(command: list[str], out: Path, *, watched: bool) -> float:
-    """Megabytes of text a second of one run; with `watched`, another terminal looks at it all the time."""
+def run_watched(command: list[str], out: Path, *, watched: bool) -> Run:
+    """One run; with `watched`, another terminal looks at it all the time."""
     with ExitStack() as stack:
         process = stack.enter_context(in_terminal(command))
+        watchers = [psutil.Process(process.pid)]
         if watched:
             wait_for(lambda: (out / ".tasks").exists() or process.poll() is not None)
-            stack.enter_context(in_terminal([TOKENMILL, "status", str(out), "--watch"]))
+            watcher = stack.enter_context(in_terminal([TOKENMILL, "status", str(out), "--watch"]))
+            watchers.append(psutil.Process(watcher.pid))
+        share = measure_share(watchers, process)
         if process.wait():
             sys.exit(f"{' '.join(command)} ended with exit code {process.returncode}")
     last: dict[str, Any] = json.loads((out / "run.json").read_bytes())["attempts"][-1]["last"]
     shutil.rmtree(out)
-    return float(last["num_text_bytes"] / last["seconds"] / 1e6)
+    return Run(last["num_text_bytes"] / last["seconds"] / 1e6, share)
+
+
+def measure_share(watchers: list[psutil.Process], process: subprocess.Popen[bytes]) -> float:
+    """The share of all cores that some processes take, from when they are up until the run ends."""
+    time.sleep(UP_SECONDS)
+    seen: list[tuple[float, float]] = []
+    while process.poll() is None:
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            taken = sum(sum(watcher.cpu_times()[:2]) for watcher in watchers)
+            seen.append((time.perf_counter(), taken))
+        time.sleep(LOOK_SECONDS)
+    (began, before), (ended, after) = seen[0], seen[-1]
+    return (after - before) / (ended - began) / usable_cores()
 
 
 @contextmanager

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 LINE_SECONDS = 5.0
-BAR_REFRESHES, MONITOR_REFRESHES = 4, 2
+BAR_REFRESHES, MONITOR_REFRESHES = 4, 1
 """A second. Drawing a monitor takes 3 to 8 ms of a core that workers want; what it shows is not newer anyway."""
 JOINERS = "\u200c\u200d"
 

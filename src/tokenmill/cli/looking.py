@@ -16,7 +16,7 @@ from tokenmill.errors import TokenmillError, UsageError
 __all__ = ["inspect", "report", "status", "trace", "verify"]
 
 ROWS = "Rows"
-WATCH_SECONDS = 0.5
+WATCH_SECONDS = 1.0
 
 
 def status(
