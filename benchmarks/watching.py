@@ -194,8 +194,8 @@ def render_watching(arguments: argparse.Namespace, runs: dict[str, list[Run]]) -
         "",
         f"{arguments.gb:g} GB of JSON lines (`grow --mix all`), GPT-2, default workers, {arguments.repeat} turns, "
         "each run with a terminal of 80 columns.",
-        "MB/s of text from the first task to the last. Loss: to the `--quiet` run of the same turn, by the clock, which "
-        "a noisy machine blurs.",
+        "MB/s of text from the first task to the last. Loss: to the `--quiet` run of the same turn, by the clock, "
+        "which a noisy machine blurs.",
         "CPU: what the run's first process and the second terminal's take of all cores once they are up, and how much "
         "more that is than without a watcher: workers keep every core busy, so this is what they lose.",
         "",
