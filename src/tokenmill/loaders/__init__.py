@@ -64,62 +64,64 @@ def load(
     With a `tokenizer`, the source is raw text, which is tokenized into the store `cache` while batches
     are used; see `stream`, which takes the same settings.
     """
+    making = _given(packing=packing, long_documents=long_documents, shuffle=shuffle, seed=seed)
+    remote = _given(cache_dir=cache_dir, cache_bytes=cache_bytes, fetch=fetch)
+    blocks = _given(block_tokens=block_tokens)
     if tokenizer is not None:
+        _refuse({**blocks, **remote}, "is for stores, and this is raw text; leave it out")
         from tokenmill.loaders.stream import stream
 
-        remote = {"block_tokens": block_tokens, "cache_dir": cache_dir, "cache_bytes": cache_bytes, "fetch": fetch}
-        given = next((name for name, value in remote.items() if value is not None), None)
-        if given is not None:
-            raise UsageError(f"{given}={show(remote[given])} is for stores, and this is raw text; leave it out")
-        told: dict[str, Any] = {"packing": packing, "shuffle": shuffle, "seed": seed, "split": split}
-        told |= {"long_documents": long_documents}
-        told = {name: value for name, value in {**told, "vocab_size": vocab_size}.items() if value is not None}
+        told = {**making, **_given(split=split, vocab_size=vocab_size)}
         return stream(source, seq_len, batch_size, tokenizer=tokenizer, framework=framework, **told, **settings)  # type: ignore[arg-type]
     if batch_size is None:
         raise UsageError("load needs a batch_size, the number of rows in a batch of one rank")
-    making: dict[str, Any] = {"packing": packing, "long_documents": long_documents, "shuffle": shuffle, "seed": seed}
-    making["block_tokens"] = block_tokens
-    if fetch is None and shuffle == BLOCKS and is_remote(source):
-        fetch = "shard"
-    remote = {"cache_dir": cache_dir, "cache_bytes": cache_bytes, "fetch": fetch}
     if isinstance(source, Rows):
+        _check_seq_len(source, seq_len)
+        _refuse(
+            {**making, **blocks, **_given(split=split), **remote},
+            "has no effect: the rows are made already; leave it out",
+        )
         rows = source
-        _check_made(rows, seq_len, {**making, "split": split, **remote})
         for leaf in rows.leaves():
             check_vocabulary(leaf.documents, vocab_size)
     else:
+        if shuffle == BLOCKS and is_remote(source):
+            remote.setdefault("fetch", "shard")
         documents = _find_documents(source, split, remote)
         check_vocabulary(documents, vocab_size)
         if seq_len is None:
             raise UsageError("load needs a seq_len, the number of tokens in a row")
-        told = {name: value for name, value in making.items() if value is not None}
-        rows = make_rows(documents, seq_len=seq_len, **told)
+        rows = make_rows(documents, seq_len=seq_len, **making, **blocks)
     loader = make_loader(rows, framework=framework, batch_size=batch_size, **settings)
     if shuffle == BLOCKS and loader.rank == 0:
         print(f"tokenmill: {rows.title()}", file=sys.stderr)
     return loader
 
 
+def _given(**settings: Any) -> dict[str, Any]:
+    """What was said; None is what was not."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _refuse(settings: dict[str, Any], why: str) -> None:
+    """Refuse the first of settings that were given and cannot be meant."""
+    for name, value in settings.items():
+        raise UsageError(f"{name}={show(value)} {why}")
+
+
 def _find_documents(source: Any, split: str | None, remote: dict[str, Any]) -> Documents:
     if isinstance(source, (Documents, TokenSource)):
-        given = next((name for name, value in remote.items() if value is not None), None)
-        if given is not None:
-            raise UsageError(f"{given}={show(remote[given])} has no effect: the store is open; pass it to tm.open")
+        _refuse(remote, "has no effect: the store is open; pass it to tm.open")
     if not isinstance(source, Documents):
         opened = source if isinstance(source, TokenSource) else open_tokens(source, **remote)
         return opened.split(split)
-    if split is not None:
-        raise UsageError(f"split={show(split)} has no effect: {source.name} are documents already; leave it out")
+    _refuse(_given(split=split), f"has no effect: {source.name} are documents already; leave it out")
     return source
 
 
-def _check_made(rows: Rows, seq_len: int | None, making: dict[str, Any]) -> None:
-    """Refuse what says how to make rows that are made already."""
+def _check_seq_len(rows: Rows, seq_len: int | None) -> None:
     if seq_len is not None and whole_number(seq_len, "seq_len") != rows.seq_len:
         raise UsageError(f"seq_len {seq_len} is not that of the rows, {rows.seq_len}; leave it out")
-    for name, value in making.items():
-        if value is not None:
-            raise UsageError(f"{name}={show(value)} has no effect: the rows are made already; leave it out")
 
 
 def make_rows(
