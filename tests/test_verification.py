@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import make_texts, write_jsonl
 from tests.running import tokenize_here, write_damaged_parquet
-from tokenmill import comparison
+from tokenmill.comparison import finding
 from tokenmill.errors import UsageError
 from tokenmill.pipeline.run import tokenize
 from tokenmill.store import checking
@@ -355,8 +355,8 @@ def test_documents_are_found_again_in_inputs_of_every_format(
     assert len(store.manifest.splits["train"].shards) > 12
     result = verify(store.path, against=[str(corpus)], every=True)
     assert (result.problems, result.num_compared) == ([], total)
-    monkeypatch.setattr(comparison, "SAMPLE_DOCUMENTS", 100)
-    monkeypatch.setattr(comparison, "SEEK_BYTES", 1)
+    monkeypatch.setattr(finding, "SAMPLE_DOCUMENTS", 100)
+    monkeypatch.setattr(finding, "SEEK_BYTES", 1)
     result = verify(store.path, against=[str(corpus)])
     assert result.problems == []
     assert 100 <= result.num_compared < total
@@ -372,7 +372,7 @@ def test_documents_behind_a_damaged_page_are_found_again(
     assert store.manifest.rejects["damaged"] < 300
     result = verify(store.path, against=[str(path)], every=True)
     assert (result.problems, result.num_compared) == ([], store.num_documents)
-    monkeypatch.setattr(comparison, "SAMPLE_DOCUMENTS", store.num_documents - 1)
+    monkeypatch.setattr(finding, "SAMPLE_DOCUMENTS", store.num_documents - 1)
     assert verify(store.path, against=[str(path)]).problems == []
 
 
