@@ -347,10 +347,10 @@ def test_batches_belong_to_the_user_and_may_be_changed(stores: list[Any]) -> Non
 def test_memory_is_used_again_when_batches_are_dropped(stores: list[Any]) -> None:
     places = set()
     for number, (x, _) in enumerate(tm.Loader(DATASETS["concat"](stores), batch_size=64)):
-        if number == 3000:
+        if number == 6000:
             break
         places.add(x.ctypes.data)
-    assert len(places) < 1000
+    assert len(places) < 2500
 
 
 def test_a_state_counts_what_was_handed_over_and_not_what_was_prefetched(stores: list[Any]) -> None:
@@ -765,10 +765,10 @@ def test_long_documents_are_copied_right_to_the_last_token(tmp_path: Path, metho
 
 def test_memory_does_not_grow_with_time(stores: list[Any]) -> None:
     loader = iter(tm.Loader(DATASETS["mix-of-kinds"](stores), batch_size=16, document_mask=True))
-    for number in range(8000):
+    for number in range(24_000):
         batch = next(loader)
         batch.positions, batch.segment_ids, batch.cu_seqlens  # noqa: B018
-        if number == 4000:
+        if number == 12_000:
             before = anonymous_bytes()
     assert anonymous_bytes() - before < 3_000_000
 
