@@ -19,6 +19,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,12 @@ import zstandard
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
+from tokenmill.batch import PackedTexts
 from tokenmill.engines.awkward import awkward_strings
 from tokenmill.engines.disputes import DisputeFilter
 from tokenmill.engines.eligibility import disputed_ranges_of, engine_config, model_config, refuses, refuses_model
+from tokenmill.readers.base import ReadOptions
+from tokenmill.readers.jsonl import JsonlReader
 
 BATCH = 2000
 FRAGMENTS = [
@@ -102,6 +106,11 @@ class Side:
     disputes: DisputeFilter
     specials: list[str]
 
+    @cached_property
+    def takes_packed(self) -> bool:
+        """Whether the engine reads texts in one buffer."""
+        return takes_packed(self.engine)
+
 
 @dataclass
 class Tally:
@@ -164,6 +173,8 @@ def compare(side: Side, texts: list[str], tally: Tally) -> None:
     flagged = set(side.disputes.flag(ids, offsets).tolist())
     disputed = {i for i, text in enumerate(texts) if side.disputes.confirms(text)}
     tally.missed += [texts[i] for i in disputed - flagged]
+    if not same_when_packed(side, texts, ids):
+        tally.mismatched.append(f"{len(texts)} texts in one buffer, of which the first is {texts[0]!r}")
     expected = side.reference(texts)
     for i, text in enumerate(texts):
         if i not in disputed and ids[offsets[i] : offsets[i + 1]].tolist() != expected[i]:
@@ -173,6 +184,31 @@ def compare(side: Side, texts: list[str], tally: Tally) -> None:
     tally.num_tokens += len(ids)
     tally.num_flagged += len(flagged)
     tally.num_rerouted += len(disputed)
+
+
+def same_when_packed(side: Side, texts: list[str], ids: np.ndarray[Any, Any]) -> bool:
+    """Whether texts get the same ids out of JSON lines, in one buffer, as workers read them."""
+    if not side.takes_packed:
+        return True
+    lines = b"".join(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" for text in texts if text)
+    found = []
+    for batch in JsonlReader(ReadOptions(packed=True)).read_stream(io.BytesIO(lines)):
+        if isinstance(batch.texts, PackedTexts):
+            source = gigatoken.BytesSource(batch.texts.data, PackedTexts.SEPARATOR)
+            encoded = side.engine.encode_batch(source, parallel=False)
+        else:
+            encoded = side.engine.encode_batch(list(batch.texts), parallel=False)
+        found.append(np.asarray(encoded.layout.content.data))
+    return bool(np.array_equal(np.concatenate(found), ids))
+
+
+def takes_packed(engine: Any) -> bool:
+    """Not with byte fallback, which needs a separator that is a character."""
+    try:
+        engine.encode_batch(gigatoken.BytesSource(b"a", PackedTexts.SEPARATOR), parallel=False)
+    except ValueError:
+        return False
+    return True
 
 
 class Strings:
