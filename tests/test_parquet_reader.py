@@ -12,6 +12,7 @@ import pytest
 
 from tests.reading import Read, gather
 from tests.running import write_damaged_parquet
+from tokenmill.batch import PackedTexts
 from tokenmill.errors import DataError
 from tokenmill.readers import ReadOptions, reader_for
 from tokenmill.readers.parquet import ParquetReader
@@ -24,9 +25,23 @@ def write_parquet(path: Path, column: Any, rows_per_group: int = 10, **more: Any
 
 
 def read_parquet(path: Path, start: int = 0, stop: int | None = None, **options: Any) -> Read:
-    reader = reader_for("parquet", ReadOptions(**options))
+    """Rows of a file, with texts as strings and packed, which have to be the same."""
+    reader, packing = (reader_for("parquet", ReadOptions(**options, packed=packed)) for packed in (False, True))
     assert isinstance(reader, ParquetReader)
-    return gather(reader.read_range(path, start, reader.num_rows(path) if stop is None else stop))
+    stop = reader.num_rows(path) if stop is None else stop
+    read = gather(reader.read_range(path, start, stop))
+    assert gather(packing.read_range(path, start, stop)) == read
+    return read
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+def test_texts_are_packed_in_one_buffer(tmp_path: Path, kind: Any) -> None:
+    texts = ["a", "", "\u00e9 \u2019", 'quote"', "back\\slash", '"', "end"]
+    path = write_parquet(tmp_path / "x.parquet", pa.array(texts).cast(kind))
+    (batch,) = reader_for("parquet", ReadOptions(packed=True)).read_range(path, 1, 7)
+    assert isinstance(batch.texts, PackedTexts)
+    assert (batch.texts.data, batch.texts.longest) == (PackedTexts.of(texts[1:]).data, 10)
+    assert list(batch.texts) == texts[1:]
 
 
 @pytest.mark.parametrize(

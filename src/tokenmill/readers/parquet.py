@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.batch import Reject, TextBatch
+from tokenmill.batch import PackedTexts, Reject, TextBatch
 from tokenmill.errors import DataError
 from tokenmill.readers.base import ReadOptions
 from tokenmill.readers.fields import as_kept, split_key
+from tokenmill.readers.packing import is_utf8
 from tokenmill.remote.paths import InputPath, RemotePath
 
 __all__ = ["ParquetReader"]
@@ -161,6 +162,16 @@ class ParquetReader:
         if self._options.record_keys:
             return self._to_records(path, rows, position, line)
         column = _column(rows, self._options.text_key)
+        packed = _pack(column, self._options.max_document_bytes) if self._options.packed else None
+        if packed is not None:
+            return TextBatch(
+                packed,
+                np.arange(position, position + len(rows)),
+                self._kept(path, rows, list(range(len(rows)))),
+                num_lines=len(rows),
+                num_bytes=column.nbytes,
+                lines=np.arange(line, line + len(rows)),
+            )
         rejects: list[Reject] = []
         try:
             values = column.to_pylist()
@@ -286,6 +297,23 @@ def _column(rows: Any, key: str) -> Any:
     for name in parts[1:]:
         column = pc.struct_field(column, name)
     return column
+
+
+def _pack(column: Any, longest: int) -> PackedTexts | None:
+    """A column of texts in one buffer, None if one of them is missing, too long or not UTF-8."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as types
+
+    if column.null_count or not len(column) or not (types.is_string(column.type) or types.is_large_string(column.type)):
+        return None
+    most = pc.max(pc.binary_length(column)).as_py()
+    if most > longest or not is_utf8(column):
+        return None
+    kind = pa.large_binary()
+    edges = pa.Array.from_buffers(pa.int64(), 2, [None, pa.py_buffer(np.array([0, len(column)]))])
+    together = pa.LargeListArray.from_arrays(edges, column.cast(kind))
+    return PackedTexts(pc.binary_join(together, pa.scalar(PackedTexts.SEPARATOR, kind))[0].as_py(), len(column), most)
 
 
 def _plain(column: Any) -> Any:
