@@ -72,10 +72,10 @@ def gather(batches: Iterable[TextBatch]) -> Read:
 
 
 def read_bytes(data: bytes, format: str = "jsonl", sizes: Iterable[int] = (), **options: Any) -> Read:
-    """All documents of some bytes; texts of JSON lines as strings and packed, which have to be the same."""
+    """All documents of some bytes, with texts as strings and packed, which have to be the same."""
     reader = delimited(format, **options)
     read = gather(reader.read_stream(reader.adapt(Pieces(data, sizes))))
-    if format == "jsonl":
+    if format in ("jsonl", "text"):
         with always_packing():
             packed = delimited(format, **options, packed=True)
             assert gather(packed.read_stream(packed.adapt(Pieces(data, sizes)))) == read

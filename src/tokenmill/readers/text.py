@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.batch import Reject, TextBatch
+from tokenmill.batch import PackedTexts, Reject, TextBatch
 from tokenmill.compression import DamagedInput
 from tokenmill.errors import UsageError
 from tokenmill.files import open_stream
@@ -27,6 +27,7 @@ from tokenmill.readers.blocks import (
     read_file_range,
 )
 from tokenmill.readers.diagnosis import Refusal
+from tokenmill.readers.packing import is_utf8
 from tokenmill.remote.paths import InputPath
 
 __all__ = ["TextReader"]
@@ -45,6 +46,7 @@ class TextReader:
         self._lines = options.separator is None
         self._whole = options.whole_files
         self._max_text = options.max_document_bytes
+        self._packs = options.packed
         self._num_kept = len(options.keep_keys)
         self._cut_at = b"\n" if options.separator is None else options.separator.encode()
         self.splittable = not self._whole and not overlaps_itself(self._cut_at)
@@ -96,7 +98,12 @@ class TextReader:
             pieces = [piece.removesuffix(b"\r") for piece in pieces]
             wanted = [index for index, piece in enumerate(pieces) if piece.strip()]
             pieces = [pieces[index] for index in wanted]
-        batch = self._decode_pieces(pieces, positions[wanted], lines[wanted])
+        longest = max(map(len, pieces), default=0)
+        if self._packs and longest <= self._max_text and is_utf8(memoryview(data)[:num_bytes]):
+            packed = PackedTexts(PackedTexts.SEPARATOR.join(pieces), len(pieces), longest)
+            batch = TextBatch(packed, positions[wanted], self._kept(len(pieces)), lines=lines[wanted])
+        else:
+            batch = self._decode_pieces(pieces, positions[wanted], lines[wanted])
         batch.num_lines = num_lines
         return batch
 
