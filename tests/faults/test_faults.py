@@ -34,12 +34,12 @@ def test_ten_kills_at_random_instants_change_nothing(tmp_path: Path) -> None:
 
 
 class SlowRun:
-    """A run whose tasks take about half a second each, so that a worker can be caught at one."""
+    """A run whose tasks are several blocks, of a quarter of a second each, so that a worker can be caught at one."""
 
     def __init__(self, folder: Path, tokenizer: Path) -> None:
         self.path = folder / "a.jsonl"
-        self.path.write_bytes(jsonl(make_texts(6000, seed=2, longest=400)))
-        self.flags = ["--tokenizer", str(tokenizer), "--engine", "huggingface", "--task-bytes", "500kB"]
+        self.path.write_bytes(jsonl(make_texts(6000, seed=2, longest=400) * 4))
+        self.flags = ["--tokenizer", str(tokenizer), "--engine", "huggingface", "--task-bytes", "2MB"]
         done = tokenmill("tokenize", self.path, "-o", folder / "undisturbed", *self.flags)
         assert done.returncode == 0, done.stderr
         self.expected = snapshot(folder / "undisturbed")
