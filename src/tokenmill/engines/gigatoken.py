@@ -59,8 +59,7 @@ class GigatokenEngine:
         self._vocab_size = tokenizer.vocab_size
         self._disputes = _dispute_filter(tokenizer, self._backend)
         self._cuts_words = _cuts_words(tokenizer)
-        self.takes_packed = True
-        self.takes_packed = self._splits_buffers()
+        self.takes_packed = _splits_buffers(self._backend)
         self.num_rerouted = 0
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
@@ -98,20 +97,10 @@ class GigatokenEngine:
         del self._backend
         self._backend = self._load()
 
-    def _splits_buffers(self) -> bool:
-        """Models with byte fallback do not: gigatoken wants a separator for them that is a character."""
-        try:
-            encoded = self._backend.encode_batch(self._source(PackedTexts.of(["a", "b"])), parallel=False)
-        except ValueError:
-            return False
-        return len(_flatten(encoded)) == 2
-
     def _source(self, texts: Sequence[str]) -> Any:
         """What gigatoken is given: strings, or the buffer that already holds them."""
         if isinstance(texts, PackedTexts) and self.takes_packed:
-            import gigatoken
-
-            return gigatoken.BytesSource(texts.data, PackedTexts.SEPARATOR)
+            return _buffer(texts)
         return texts if isinstance(texts, list) else list(texts)
 
     def _narrow(self, batch: TokenBatch) -> TokenBatch:
@@ -150,6 +139,20 @@ def return_plain_arrays() -> None:
     stand_in.Array = type("Array", (), {})  # type: ignore[attr-defined]
     stand_in.unflatten = _Rows  # type: ignore[attr-defined]
     sys.modules.setdefault("awkward", stand_in)
+
+
+def _buffer(texts: PackedTexts) -> Any:
+    import gigatoken
+
+    return gigatoken.BytesSource(texts.data, PackedTexts.SEPARATOR)
+
+
+def _splits_buffers(backend: Any) -> bool:
+    """Models with byte fallback do not: gigatoken wants a separator for them that is a character."""
+    try:
+        return len(_flatten(backend.encode_batch(_buffer(PackedTexts.of(["a", "b"])), parallel=False))) == 2
+    except ValueError:
+        return False
 
 
 def _flatten(encoded: Any) -> TokenBatch:
