@@ -25,7 +25,7 @@ MOST_BACKSLASHES = 40
 """In 8 KB of texts; to look at each takes longer than packing saves where there are more, as in TeX."""
 
 # It warns of escapes that it does not know, and this module looks for them.
-warnings.filterwarnings("ignore", "invalid escape sequence", DeprecationWarning, re.escape(__name__))
+warnings.filterwarnings("ignore", ".*invalid.* escape sequence", Warning, re.escape(__name__))
 
 
 def is_utf8(data: Any) -> bool:
@@ -56,7 +56,7 @@ def pack(strings: list[Any]) -> PackedTexts | None:
         return None
     try:
         data: bytes = escape_decode(joined)[0]
-    except (ValueError, DeprecationWarning):
+    except (ValueError, Warning):
         # Some Python, or one that makes errors of warnings, does not leave what it does not know.
         return None
     if data.count(b"\\", 0, 8192) > MOST_BACKSLASHES:
