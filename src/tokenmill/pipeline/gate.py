@@ -29,6 +29,8 @@ __all__ = ["hold_gate", "mismatches"]
 BATCH, BATCH_CHARACTERS = 256, 250_000
 """Texts that go through the reference together, which takes up to 300 bytes of memory for a byte of text."""
 PREVIEW_HEAD, PREVIEW_TAIL = 9, 3
+PREVIEW_COLUMNS = 55
+"""What a line of 80 has left for ids."""
 
 
 def hold_gate(job: Job, engine: Engine) -> GateResult:
@@ -136,10 +138,13 @@ def _preview(job: Job, engine: Engine, tokenizer: Tokenizer, documents: list[Doc
         engine.encode(["".join(documents[0].texts)]), job.settings.policy, dtype=np.int64, vocab_size=job.vocab_size
     )
     decoder = Decoder(tokenizer)
-    head, tail = tokens[:PREVIEW_HEAD].tolist(), tokens[PREVIEW_HEAD:][-PREVIEW_TAIL:].tolist()
-    middle = " ... " if len(tokens) > PREVIEW_HEAD + PREVIEW_TAIL else ""
-    text = _shown(decoder, head) + middle + _shown(decoder, tail)
-    return Preview(text, " ".join(map(str, head)) + (middle or " ") + " ".join(map(str, tail)), len(tokens))
+    for count in range(PREVIEW_HEAD, 0, -1):
+        head, tail = tokens[:count].tolist(), tokens[count:][-PREVIEW_TAIL:].tolist()
+        middle = " ... " if len(tokens) > count + PREVIEW_TAIL else ""
+        ids = " ".join(map(str, head)) + (middle or " ") + " ".join(map(str, tail))
+        if len(ids) <= PREVIEW_COLUMNS:
+            break
+    return Preview(_shown(decoder, head) + middle + _shown(decoder, tail), ids, len(tokens))
 
 
 def _shown(decoder: Decoder, tokens: list[int]) -> str:
