@@ -6,18 +6,25 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import tokenmill as tm
+from tests.cluster.inline import InlineCluster, local_store, request_of, run_inline
 from tests.conftest import make_texts, write_jsonl
 from tests.object_server import FaultyProxy
 from tests.running import command, sentence, snapshot, tokenmill
+from tests.test_ray_executor import make_corpus
 from tokenmill.errors import StoreError, UsageError
+from tokenmill.pipeline import attempt, calls
+from tokenmill.pipeline.observer import AttemptInfo
 from tokenmill.remote import split_url
+from tokenmill.status import read_status
 from tokenmill.verification import verify
 
 TASK_BYTES = 20_000
@@ -152,6 +159,67 @@ def test_ranks_without_a_common_disk_make_one_store(corpus: Path, s3: str, expec
     assert objects(url) == expected
 
 
+@pytest.mark.parametrize("losses", [{}, {"00001 part 0": 2}], ids=["undisturbed", "lost"])
+def test_a_cluster_without_a_common_disk_makes_the_same_store(
+    tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch, losses: dict[str, int]
+) -> None:
+    """A lost stream goes on with what it had published, which nobody but the bucket knows."""
+    monkeypatch.setattr(calls, "POST_SECONDS", 0.0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    corpus = make_corpus(tmp_path / "corpus")
+    several = {"task_bytes": "12kB", "on_error": "skip", "keep_keys": ["id"], "workers": 8, "val_fraction": 0.1}
+    request = request_of(corpus, tmp_path / "out", **several)
+    outcome = run_inline(msgspec.structs.replace(request, out=f"{s3}/tok"), InlineCluster(losses=losses))
+    assert outcome.manifest is not None
+    assert outcome.manifest.num_rejects == 2
+    assert objects(f"{s3}/tok") == local_store(request, tmp_path / "local")
+    calls._site.close()
+    assert not list(tmp_path.glob("tokenmill-scratch-*"))
+
+
+def test_status_and_finish_of_ranks_that_have_no_disk_in_common(
+    corpus: Path, s3: str, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{s3}/tok"
+    assert tm.tokenize(str(corpus), url, rank=0, world_size=2, **flags()) is None
+    status = read_status(url)
+    assert (status.folder, status.state) == (url, "stopped")
+    assert [rank.state for rank in status.ranks] == ["done", "not begun"]
+    assert status.last is not None
+    assert 0 < status.last.fraction < 1
+    done = tokenmill("finish", url)
+    assert sentence(done).startswith(f"{url} is not complete: ")
+    assert "with --world-size 2 and --rank 1" in done.stderr
+    with monkeypatch.context() as patch:
+        # Killed when it has done its share, and before it could write the manifest.
+        patch.setattr(attempt, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            tm.tokenize(str(corpus), url, rank=1, world_size=2, **flags())
+    assert [rank.state for rank in read_status(url).ranks] == ["done", "done"]
+    shown = tokenmill("status", url)
+    assert f"All ranks have ended. Next: tokenmill finish {url}" in " ".join(shown.stdout.split())
+    done = tokenmill("finish", url)
+    assert done.returncode == 0, done.stderr
+    assert f"{url} is finished: " in done.stdout
+    assert objects(url) == expected
+    assert read_status(url).state == "finished"
+    assert len(read_status(url).attempts) == 2
+
+
+def test_a_run_into_a_bucket_can_be_watched(corpus: Path, s3: str) -> None:
+    """By what it says: there are no locks."""
+    url = f"{s3}/tok"
+    assert tm.tokenize(str(corpus), url, rank=0, world_size=2, **flags()) is None
+    bucket, prefix = split_url(url)
+    key = f"{prefix}/.tasks/progress-rank-0-of-2.json"
+    (told,) = msgspec.json.decode(bucket.read(key), type=list[AttemptInfo])
+    for silent, state in ((20, "running"), (200, "stopped")):
+        now = msgspec.structs.replace(told, completed=None, heard=time.time() - silent)
+        bucket.put(key, msgspec.json.encode([now]))
+        status = read_status(url)
+        assert (status.state, status.ranks[0].state) == (state, state)
+
+
 def test_orphans_are_listed_by_verify_and_removed_by_the_next_run(
     corpus: Path, s3: str, expected: dict[str, bytes]
 ) -> None:
@@ -204,8 +272,8 @@ def test_mistakes_are_sentences(tmp_path: Path, corpus: Path, s3: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--scratch .* cannot be used"):
         tm.tokenize(str(corpus), f"{s3}/tok", **flags(scratch=str(tmp_path / "file")))
-    done = tokenmill("status", f"{s3}/tok")
-    assert "is in a bucket" in sentence(done)
+    for command_name in ("status", "finish"):
+        assert f"{s3}/nothing" in sentence(tokenmill(command_name, f"{s3}/nothing"))
 
 
 @pytest.mark.slow
@@ -230,8 +298,6 @@ def test_commands_look_at_a_store_in_a_bucket(tmp_path: Path, corpus: Path, s3: 
 
 
 def test_what_needs_a_directory_says_so(tmp_path: Path, corpus: Path, s3: str) -> None:
-    done = tokenmill("finish", f"{s3}/tok")
-    assert f"{s3}/tok" in sentence(done)
     with pytest.raises(UsageError, match="must be a directory of this machine"):
         tm.load(str(corpus), 16, 4, tokenizer="bytes", cache=f"{s3}/cache")
     with pytest.raises(UsageError, match="fetch='range' is for stores, and this is raw text"):

@@ -26,9 +26,10 @@ from tests.running import jsonl, sentence, snapshot, tokenmill
 from tokenmill.errors import DataError, TokenmillError, UsageError
 from tokenmill.executors.base import Answer, CallEvent, Loss
 from tokenmill.executors.ray import RayExecutor
-from tokenmill.pipeline import calls, dispatcher
+from tokenmill.pipeline import calls, dispatcher, posting
 from tokenmill.pipeline.calls import Order, RunStream, decode_answer
 from tokenmill.pipeline.messages import Failed, GateResult, RunTask
+from tokenmill.pipeline.posting import post_job
 from tokenmill.progress import Silence, Snapshot
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -246,7 +247,7 @@ class Deserting(InlineCluster):
 def test_calls_of_a_killed_run_publish_nothing_into_the_next(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "SEEN_SECONDS", 0.0)
+    monkeypatch.setattr(posting, "SEEN_SECONDS", 0.0)
     request = request_of(corpus, tmp_path / "out", **{**FLAGS, "workers": 4})
     deserted = Deserting()
     with pytest.raises(KeyboardInterrupt):
@@ -281,7 +282,7 @@ def test_a_call_looks_who_has_the_store_before_it_publishes(
 
     def run_while_another_begins(task: Any, run: str) -> Any:
         output = run_task(task, run)
-        calls.post_job(msgspec.structs.replace(site._job, attempt="another"))
+        post_job(msgspec.structs.replace(site._job, attempt="another"), order.place)
         return output
 
     before = snapshot(tmp_path / "out")
@@ -296,9 +297,9 @@ def test_a_call_looks_who_has_the_store_before_it_publishes(
 def test_a_machine_that_does_not_see_the_store_says_so(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "SEEN_SECONDS", 0.0)
+    monkeypatch.setattr(posting, "SEEN_SECONDS", 0.0)
     order = begin(corpus, tmp_path / "out")[0]
-    elsewhere = msgspec.structs.replace(order, store=str(tmp_path / "elsewhere"), digest="0" * 32)
+    elsewhere = msgspec.structs.replace(order, place=str(tmp_path / "elsewhere"), digest="0" * 32)
     message = decode_answer(calls.answer(lambda _: None, msgspec.msgpack.encode(elsewhere)))
     assert isinstance(message, Failed)
     assert "must be on storage that all machines of the cluster share" in str(message.arguments[0])
@@ -318,7 +319,7 @@ def test_a_machine_that_does_not_see_an_input_says_so(corpus: Path, tmp_path: Pa
 def test_a_machine_with_another_version_says_so(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = begin(corpus, tmp_path / "out")[0]
     monkeypatch.setattr(calls, "_site", None)
-    monkeypatch.setattr(calls, "package_version", lambda name: "0.0.7" if name == "pyarrow" else "1")
+    monkeypatch.setattr(posting, "package_version", lambda name: "0.0.7" if name == "pyarrow" else "1")
     message = decode_answer(calls.answer(lambda _: None, msgspec.msgpack.encode(order)))
     assert isinstance(message, Failed)
     assert "install the same version on all machines of the cluster" in str(message.arguments[0])

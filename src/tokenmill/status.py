@@ -1,7 +1,8 @@
 """`status`: how a run goes or went, seen from outside: from any terminal, while it runs, after it died.
 
 A running process is known by the lock it holds, not by its number, which may belong to another
-program by now. Reading takes nothing from the run and changes nothing.
+program by now; in a bucket, where there are no locks, by what it was last heard of. Reading takes nothing from
+the run and changes nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from tokenmill.errors import StoreError
 from tokenmill.monitoring import render_machine
 from tokenmill.pipeline.journal import Journal
 from tokenmill.pipeline.locking import Holder, find_holders
+from tokenmill.pipeline.mirroring import pulled
 from tokenmill.pipeline.observer import AttemptInfo, RunInfo, read_attempts
 from tokenmill.pipeline.plan import Plan
 from tokenmill.pipeline.sharing import Share, divide
 from tokenmill.progress import Snapshot, format_bytes, format_count, format_seconds
+from tokenmill.remote.bucket import is_remote
 from tokenmill.store.manifest import MANIFEST, Manifest, decode_sealed, read_manifest
 
 __all__ = ["RankStatus", "Status", "read_status", "render_status"]
@@ -38,6 +41,8 @@ BAR_COLUMNS = 78
 MOST_RANKS = 16
 QUIET_SECONDS = 15.0
 """A running attempt writes its progress every second; silence for this long is worth a word."""
+SILENT_SECONDS = 90.0
+"""To a bucket it does so every ten, and may have to try again."""
 STYLES: dict[State, str] = {"finished": "bold green", "running": "bold cyan", "stopped": "bold yellow"}
 
 
@@ -84,11 +89,26 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         return [rank.rank for rank in self.ranks if rank.state in states]
 
 
-def read_status(folder: Path) -> Status:
-    """Find out where a store stands; a directory that is none is a `StoreError`."""
+def read_status(store: str | Path) -> Status:
+    """Find out where a store stands, in a directory or a bucket; what is none is a `StoreError`."""
+    if isinstance(store, str) and is_remote(store):
+        with pulled(store, is_outline=True) as (folder, mirror):
+            status = _read_status(folder, _heard_of(read_attempts(folder)))
+            return msgspec.structs.replace(status, folder=mirror.url)
+    folder = Path(store)
     if not folder.is_dir():
         raise StoreError(f"{folder} does not exist; make a store with: tokenmill tokenize INPUT -o {folder}")
-    holders = find_holders(folder)
+    return _read_status(folder, find_holders(folder))
+
+
+def _heard_of(attempts: list[AttemptInfo]) -> list[Holder]:
+    """Who works on a store in a bucket, as far as it is known."""
+    last = {attempt.share: attempt for attempt in attempts}
+    running = [a for a in last.values() if a.completed is None and _seconds_silent(a) < SILENT_SECONDS]
+    return [Holder(attempt.share, attempt.pid, attempt.host) for attempt in running]
+
+
+def _read_status(folder: Path, holders: list[Holder]) -> Status:
     if (folder / MANIFEST).exists():
         return _read_finished(folder, read_manifest(folder))
     if not (folder / ".tasks").is_dir() and not holders:
@@ -117,7 +137,7 @@ def read_status(folder: Path) -> Status:
 
 
 def _seconds_silent(attempt: AttemptInfo) -> float:
-    return max(0.0, time.time() - attempt.started - attempt.last.seconds)
+    return max(0.0, time.time() - (attempt.heard or attempt.started + attempt.last.seconds))
 
 
 def _read_shared(folder: Path, attempts: list[AttemptInfo], holders: list[Holder], world_size: int) -> Status:

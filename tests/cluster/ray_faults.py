@@ -3,7 +3,8 @@
     python -m tests.cluster.ray_faults --rounds 2
 
 Everything runs in a namespace of the network that has nothing but loopback, where that can be made; the nodes are
-127.0.0.2 and up. Every store is compared file by file with one of the local executor; prints a tally.
+127.0.0.2 and up. Every store is compared file by file with one of the local executor; prints a tally. Stores are
+made in a directory, and in a bucket of moto's server, where processes have no disk in common.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from pathlib import Path
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tests.cluster.loopback import leave_network
 from tests.cluster.ray_here import kill_one_at_work
+from tests.object_server import KEYS, make_bucket, serve_moto
 from tests.running import command, sentence, snapshot
+from tokenmill.remote import split_url
 
 NODES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 FLAGS = ("--tokenizer", "bytes", "--task-bytes", "20kB", "--val-fraction", "0.1", "--keep-keys", "id")
@@ -88,13 +92,67 @@ class Nodes:
         self._cluster.shutdown()
 
 
+class Directory:
+    """A store on a disk that all nodes see."""
+
+    name = "in a directory"
+
+    def __init__(self, folder: Path) -> None:
+        self.out = str(folder / "store")
+        self.working = folder / "store"
+        """Where processes write."""
+
+    def num_entries(self, input: str) -> int:
+        return len(list(self.working.glob(f".tasks/{input}-*.json")))
+
+    def files(self) -> dict[str, bytes]:
+        return snapshot(self.working)
+
+    def read(self, name: str) -> bytes:
+        return (self.working / name).read_bytes()
+
+    def check_swept(self) -> None:
+        assert not list(self.working.rglob("*.tmp"))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.working)
+
+
+class InBucket:
+    """A store in a bucket; every process has a scratch directory."""
+
+    name = "in a bucket"
+
+    def __init__(self, folder: Path) -> None:
+        self.out = "s3://proofs/store"
+        self.working = folder / "scratch"
+        self._bucket, self._prefix = split_url(self.out)
+
+    def num_entries(self, input: str) -> int:
+        keys = [PurePosixPath(info.key) for info in self._bucket.list(f"{self._prefix}/.tasks")]
+        return sum(key.match(f"{input}-*.json") for key in keys)
+
+    def files(self) -> dict[str, bytes]:
+        names = [info.key.removeprefix(f"{self._prefix}/") for info in self._bucket.list(self._prefix)]
+        return {name: self.read(name) for name in sorted(names) if name != "run.json"}
+
+    def read(self, name: str) -> bytes:
+        return self._bucket.read(f"{self._prefix}/{name}")
+
+    def check_swept(self) -> None:
+        """Processes of the cluster end a moment after their run, and others sweep after them."""
+
+    def remove(self) -> None:
+        self._bucket.delete([info.key for info in self._bucket.list(self._prefix)])
+
+
 class Run:
     """`tokenmill tokenize --executor ray` in a process of its own."""
 
     def __init__(self, proofs: Proofs, *flags: str) -> None:
-        arguments = command("tokenize", proofs.corpus, "-o", proofs.out, *FLAGS, "--executor", "ray", *flags)
+        arguments = command("tokenize", proofs.corpus, "-o", proofs.place.out, *FLAGS, "--executor", "ray", *flags)
         self._folder = proofs.folder
-        self.out = proofs.out
+        self._place = proofs.place
         with (self._folder / "stderr").open("wb") as errors:
             self.process = subprocess.Popen(
                 arguments,
@@ -108,9 +166,9 @@ class Run:
     def said(self) -> str:
         return (self._folder / "stderr").read_text()
 
-    def wait_for_entries(self, count: int, input: str = "*") -> None:
+    def wait_for_entries(self, count: int, input: str = "0*") -> None:
         """Until so many tasks, or so many of an input, are published."""
-        while len(list(self.out.glob(f".tasks/0{input}-*.json"))) < count:
+        while self._place.num_entries(input) < count:
             assert self.process.poll() is None, f"ended before {count} tasks were done: {self.said}"
             time.sleep(0.01)
 
@@ -130,7 +188,7 @@ class Proofs:
     def __init__(self, folder: Path, nodes: Nodes) -> None:
         self.folder = folder
         self.nodes = nodes
-        self.out = folder / "store"
+        self.place: Directory | InBucket = Directory(folder)
         self.corpus = make_corpus(folder / "corpus")
         self.tally: Counter[str] = Counter()
         self._rng = random.Random(0)
@@ -139,14 +197,17 @@ class Proofs:
         self.expected = snapshot(folder / "local")
 
     def compare(self, what: str) -> None:
-        found = snapshot(self.out)
+        found = self.place.files()
         assert found.keys() == self.expected.keys(), found.keys() ^ self.expected.keys()
         different = [name for name in found if found[name] != self.expected[name]]
         assert not different, f"different bytes in {different}"
         assert self.nodes.live(), "the cluster was not left as it was"
-        shutil.rmtree(self.out)
-        self.tally[what] += 1
-        print(f"  {what}", flush=True)
+        self._count(what)
+
+    def _count(self, what: str) -> None:
+        self.place.remove()
+        self.tally[f"{self.place.name}: {what}"] += 1
+        print(f"  {self.place.name}: {what}", flush=True)
 
     def skip(self, *flags: str) -> Run:
         return Run(self, "--on-error", "skip", *flags)
@@ -155,9 +216,14 @@ class Proofs:
         """Early, in the middle, or late."""
         return self._rng.choice((3, 40, 120))
 
+    def all(self, rounds: int) -> list[Callable[[], None]]:
+        often = [self.kill_worker, self.remove_node, self.kill_driver, self.interrupt_driver]
+        often += [self.kill_one_task_twice, self.finish_here]
+        return [self.undisturbed, self.fail, *often * rounds]
+
     def undisturbed(self) -> None:
         self.skip().end_well()
-        attempt = json.loads((self.out / "run.json").read_text())["attempts"][-1]
+        attempt = json.loads(self.place.read("run.json"))["attempts"][-1]
         machines = {worker["name"].rpartition(" ")[2] for worker in attempt["last"]["machine"]["workers"]}
         assert machines == set(NODES), machines
         self.compare("undisturbed, on three nodes")
@@ -165,7 +231,7 @@ class Proofs:
     def kill_worker(self) -> None:
         run = self.skip()
         run.wait_for_entries(self.entries())
-        kill_one_at_work(self.out)
+        kill_one_at_work(self.place.working)
         run.end_well()
         assert "trying it again" in run.said, run.said
         self.compare("worker killed")
@@ -173,8 +239,8 @@ class Proofs:
     def kill_one_task_twice(self) -> None:
         """One call at a time, and the stream is over, so that it is the same task that loses its process twice."""
         run = self.skip("--workers", "1")
-        run.wait_for_entries(3, input="0000")
-        kill_one_at_work(self.out, but=kill_one_at_work(self.out))
+        run.wait_for_entries(3, input="00000")
+        kill_one_at_work(self.place.working, but=kill_one_at_work(self.place.working))
         assert run.end() == 1, run.said
         done = subprocess.CompletedProcess([], 1, "", run.said)
         assert "was lost with process" in sentence(done) and "the last of 2 attempts" in sentence(done), run.said
@@ -204,8 +270,10 @@ class Proofs:
         run.wait_for_entries(self.entries())
         os.killpg(run.process.pid, signal.SIGINT)
         assert run.end() == 130, run.said
-        assert run.said.endswith(f"stopped by SIGINT; run the same command again to continue {self.out}\n"), run.said
-        assert not list(self.out.rglob("*.tmp"))
+        assert run.said.endswith(f"stopped by SIGINT; run the same command again to continue {self.place.out}\n"), (
+            run.said
+        )
+        self.place.check_swept()
         self.skip().end_well()
         self.compare("interrupted and rerun")
 
@@ -215,7 +283,7 @@ class Proofs:
         run.wait_for_entries(self.entries())
         run.process.kill()
         run.process.wait()
-        arguments = command("tokenize", self.corpus, "-o", self.out, *FLAGS, "--on-error", "skip")
+        arguments = command("tokenize", self.corpus, "-o", self.place.out, *FLAGS, "--on-error", "skip")
         subprocess.run(arguments, check=True, capture_output=True, timeout=120)
         self.compare("driver killed, ended by the local executor")
 
@@ -226,8 +294,7 @@ class Proofs:
         arguments = command("tokenize", self.corpus, "-o", self.folder / "failing", *FLAGS, "--limit", "400")
         here = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
         assert sentence(subprocess.CompletedProcess([], 1, "", run.said)) == sentence(here)
-        shutil.rmtree(self.out)
-        self.tally["bad record: the same sentence"] += 1
+        self._count("bad record: the same sentence")
 
 
 def main() -> None:
@@ -242,20 +309,23 @@ def main() -> None:
     else:
         print("no namespace of the network could be made: Ray listens on all interfaces", file=sys.stderr)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder, serve_moto() as endpoint:
+        make_bucket(endpoint, "proofs")
+        scratch = Path(folder, "scratch")
+        scratch.mkdir()
+        os.environ |= {**KEYS, "AWS_ENDPOINT_URL": endpoint, "TMPDIR": str(scratch)}
         nodes = Nodes()
         try:
             proofs = Proofs(Path(folder), nodes)
-            once = [proofs.undisturbed, proofs.fail]
-            often = [proofs.kill_worker, proofs.remove_node, proofs.kill_driver, proofs.interrupt_driver]
-            often += [proofs.kill_one_task_twice, proofs.finish_here]
-            for proof in once + often * arguments.rounds:
-                if arguments.only in (None, proof.__name__):
-                    proof()
+            for place in (Directory(Path(folder)), InBucket(Path(folder))):
+                proofs.place = place
+                for proof in proofs.all(arguments.rounds):
+                    if arguments.only in (None, proof.__name__):
+                        proof()
         finally:
             nodes.shutdown()
     for name, count in sorted(proofs.tally.items()):
-        print(f"{name:<44} {count:3d}")
+        print(f"{name:<60} {count:3d}")
     print(f"all stores equal to that of the local executor, {time.monotonic() - started:.0f} s")
 
 

@@ -17,6 +17,8 @@ __all__ = ["inspect", "report", "status", "trace", "verify"]
 
 ROWS = "Rows"
 WATCH_SECONDS = 1.0
+WATCH_BUCKET_SECONDS = 10.0
+"""As often as a run tells a bucket how it goes."""
 
 
 def status(
@@ -32,18 +34,16 @@ def status(
     from tokenmill.remote.bucket import is_remote
     from tokenmill.status import read_status, render_status
 
-    if is_remote(store):
-        raise UsageError(f"{store} is in a bucket; status shows runs in a directory. Use: tokenmill inspect {store}")
-    folder = Path(store)
     if as_json:
-        print_json(read_status(folder))
+        print_json(read_status(store))
     elif not watch:
-        console().print(render_status(read_status(folder)))
+        console().print(render_status(read_status(store)))
     else:
-        with Live(render_status(read_status(folder)), console=console(), auto_refresh=False) as live:
-            while (now := read_status(folder)).state == "running":
+        pause = WATCH_BUCKET_SECONDS if is_remote(store) else WATCH_SECONDS
+        with Live(render_status(read_status(store)), console=console(), auto_refresh=False) as live:
+            while (now := read_status(store)).state == "running":
                 live.update(render_status(now), refresh=True)
-                time.sleep(WATCH_SECONDS)
+                time.sleep(pause)
             live.update(render_status(now), refresh=True)
 
 

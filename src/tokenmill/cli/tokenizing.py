@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +21,6 @@ from tokenmill.cli.flags import (
     switch,
 )
 from tokenmill.cli.output import print_json
-from tokenmill.errors import UsageError
 
 __all__ = ["estimate", "finish", "tokenize"]
 
@@ -111,20 +109,15 @@ def tokenize(
 def finish(store: AnyStore) -> None:
     """Write the manifest of a run that many processes share, once all of its tasks are done."""
     from tokenmill.pipeline.finish import Incomplete, finish_store
-    from tokenmill.remote.bucket import is_remote
     from tokenmill.summary import print_finished
 
-    if is_remote(store):
-        raise UsageError(
-            f"{store} is in a bucket; start any rank again: it writes the manifest once all tasks are done"
-        )
     try:
-        manifest = finish_store(Path(store))
+        manifest = finish_store(store)
     except Incomplete as error:
         for line in error.details:
             print(line)
         raise
-    print_finished(Path(store), manifest)
+    print_finished(store, manifest)
 
 
 def estimate(

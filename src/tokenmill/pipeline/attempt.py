@@ -88,7 +88,7 @@ class Attempt:
 
     def carry_out(self, budget: Budget) -> Outcome:
         """Do what is left to do, and write the manifest if nothing is."""
-        observer = Observer(self._store, self._display, budget, self._prepared.share)
+        observer = Observer(self._store, self._display, budget, self._prepared.share, self._prepared.mirror)
         standing = self._standing
         try:
             if standing.has_work or (standing.done and self._journal.gate() is None):

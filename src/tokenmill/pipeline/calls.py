@@ -1,8 +1,8 @@
 """What a process does on a machine of a cluster: hold the gate, run one task, or a part of a stream.
 
-A call is an order of a few hundred bytes. Everything else is in the store, which all machines share: `job.json`
-says what the run does, the journal what is done. `job.json` is another one for every attempt at a run, so a
-call that outlives its run finds that out before it publishes anything.
+A call is an order of a few hundred bytes. Everything else is in the store, a directory that all machines share or a
+bucket: what the run does is posted there (`posting.py`), and the journal says what is done. For a bucket, a process has
+a scratch directory of its own, and its tasks are published as those of any run into a bucket are.
 
 A stream is read front to back by each of its calls, which take turns with its tasks: reading costs a fifth of
 tokenizing, and nothing has to be passed from one machine to another.
@@ -10,6 +10,7 @@ tokenizing, and nothing has to be passed from one machine to another.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import socket
@@ -17,34 +18,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
-import xxhash
 
-from tokenmill.errors import DataError, StoreError, TokenmillError
+from tokenmill.errors import DataError
 from tokenmill.executors.base import Post
-from tokenmill.files import write_durably
 from tokenmill.pipeline.feeding import cut_tasks
-from tokenmill.pipeline.finish import package_version
 from tokenmill.pipeline.gate import hold_gate
 from tokenmill.pipeline.journal import Journal, TaskRecord
 from tokenmill.pipeline.locking import Lock
 from tokenmill.pipeline.messages import Failed, GateResult, Progress, RunGate, RunTask
 from tokenmill.pipeline.mill import Mill
+from tokenmill.pipeline.mirroring import JOURNAL, Mirror, scratch_directory
 from tokenmill.pipeline.plan import Stream, Task
+from tokenmill.pipeline.posting import SHARED, check_current, see_job
 from tokenmill.pipeline.stages import Stages
 from tokenmill.pipeline.task import Job
-from tokenmill.remote.paths import input_path
+from tokenmill.remote.client import RemoteError
+from tokenmill.remote.paths import input_path, is_remote
 
-__all__ = ["ANSWER", "Finished", "Order", "Report", "RunStream", "answer", "decode_answer", "decode_report", "post_job"]
+__all__ = ["ANSWER", "Finished", "Order", "Report", "RunStream", "answer", "decode_answer", "decode_report"]
 
 ANSWER = "tokenmill.pipeline.calls:answer"
 POST_SECONDS = 1.0
-SEEN_SECONDS = 5.0
-"""How long a machine may take to see what another one has written."""
-SHARED = "the store and its inputs must be on storage that all machines of the cluster share"
 
 
 class RunStream(msgspec.Struct, tag=True, frozen=True):
@@ -58,9 +56,10 @@ class RunStream(msgspec.Struct, tag=True, frozen=True):
 class Order(msgspec.Struct, frozen=True):
     """What a call is to do, for which run."""
 
-    store: str
+    place: str
+    """The directory or the URL of the store."""
     digest: str
-    """Of the run's `job.json`."""
+    """Of the job that is posted there."""
     work: RunGate | RunTask | RunStream
 
 
@@ -83,13 +82,6 @@ class Finished(msgspec.Struct, tag=True, frozen=True):
     numbers: list[int] = []
 
 
-class SharedJob(msgspec.Struct, frozen=True):
-    """`job.json`: what the machines of a cluster have to know, and which packages they have to have."""
-
-    job: Job
-    versions: dict[str, str]
-
-
 _encode = msgspec.msgpack.Encoder().encode
 _orders = msgspec.msgpack.Decoder(Order)
 _answers: msgspec.msgpack.Decoder[GateResult | Finished | Failed] = msgspec.msgpack.Decoder(
@@ -99,20 +91,16 @@ decode_answer = _answers.decode
 decode_report = msgspec.msgpack.Decoder(Report).decode
 
 
-def post_job(job: Job) -> str:
-    """Write `job.json` for the calls of an attempt, which takes the right to publish from those of earlier ones."""
-    data = msgspec.json.encode(SharedJob(job, _versions(job.engine)))
-    write_durably(_job_path(job.store), data)
-    return xxhash.xxh3_128_hexdigest(data)
-
-
 def answer(post: Post, payload: bytes) -> bytes:
     """Obey one order; an error is an answer too, so that a run ends with a sentence."""
     order = _orders.decode(payload)
     try:
         return _encode(_find_site(order).obey(order.work, post))
+    except RemoteError as error:
+        # What this machine may not do, or cannot reach, another one may.
+        return _encode(Failed.from_error(RemoteError(f"{error} (on {socket.gethostname()})"), order.place))
     except Exception as error:
-        return _encode(Failed.from_error(error, order.store))
+        return _encode(Failed.from_error(error, order.place))
 
 
 class _Site:
@@ -120,12 +108,25 @@ class _Site:
 
     def __init__(self, order: Order) -> None:
         self.digest = order.digest
-        shared = _see_job(order)
-        self._job = shared.job
-        _check_versions(shared)
-        self._journal = Journal(Path(order.store))
+        self._place = order.place
+        self._scratch = ExitStack()
+        self._job = self._settle(see_job(order.place, order.digest))
+        self._journal = Journal(Path(self._job.store), mirror=Mirror(order.place) if is_remote(order.place) else None)
         self._mill = Mill(self._job, self._hear)
         self._post: Post = lambda _: None
+
+    def _settle(self, job: Job) -> Job:
+        """The job with a directory of this process, where the store is in a bucket."""
+        if job.mirror is None:
+            return job
+        store = self._scratch.enter_context(scratch_directory(job.scratch)) / "store"
+        (store / JOURNAL).mkdir(parents=True)
+        Mirror(job.mirror).pull_tokenizer(store)
+        return msgspec.structs.replace(job, store=str(store))
+
+    def close(self) -> None:
+        """Remove what this process alone has used."""
+        self._scratch.close()
 
     def obey(self, work: RunGate | RunTask | RunStream, post: Post) -> GateResult | Finished:
         self._post = post
@@ -144,7 +145,7 @@ class _Site:
     @contextmanager
     def _joined(self) -> Iterator[None]:
         """Where machines share locks too, a new run waits for a call that has not noticed that its own is gone."""
-        self._check_current()
+        check_current(self._place, self.digest)
         lock = Lock(Path(self._job.store))
         lock.join()
         thresholds = gc.get_threshold()
@@ -174,7 +175,7 @@ class _Site:
         return Finished(self._report(), records, numbers)
 
     def _is_done(self, name: str) -> bool:
-        record = self._journal.record(name)
+        record = self._journal.published(name)
         return record is not None and not record.modified(self._job.inputs)
 
     def _run(self, task: Task) -> TaskRecord:
@@ -182,18 +183,13 @@ class _Site:
         _check_inputs(self._job, task)
         output = self._mill.run(task, run=os.urandom(8).hex())
         try:
-            self._check_current()
+            check_current(self._place, self.digest)
             record = output.publish()
         except BaseException:
             output.discard()
             raise
         self._num_tasks += 1
         return record
-
-    def _check_current(self) -> None:
-        """A call whose run was killed and begun again must leave the store to the new one."""
-        if _read_digest(self._job.store) != self.digest:
-            raise StoreError(f"{self._job.store} has been taken over by another run")
 
     def _hear(self, progress: Progress) -> None:
         self._work.add(progress.stages)
@@ -215,32 +211,13 @@ def _find_site(order: Order) -> _Site:
     """The site of an attempt; that of the one before goes, with its engine."""
     global _site
     if _site is None or _site.digest != order.digest:
+        if _site is not None:
+            _site.close()
+            atexit.unregister(_site.close)
         _site = None
         _site = _Site(order)
+        atexit.register(_site.close)
     return _site
-
-
-def _job_path(store: str) -> Path:
-    return Path(store) / ".tasks" / "job.json"
-
-
-def _read_digest(store: str) -> str | None:
-    try:
-        return xxhash.xxh3_128_hexdigest(_job_path(store).read_bytes())
-    except FileNotFoundError:
-        return None
-
-
-def _see_job(order: Order) -> SharedJob:
-    """The job as the machine that started the run has written it, or a sentence on storage that is not shared."""
-    deadline = time.monotonic() + SEEN_SECONDS
-    while _read_digest(order.store) != order.digest:
-        if time.monotonic() > deadline:
-            raise StoreError(
-                f"{socket.gethostname()} does not see {order.store} as the machine does that started the run: {SHARED}"
-            )
-        time.sleep(0.2)
-    return msgspec.json.decode(_job_path(order.store).read_bytes(), type=SharedJob)
 
 
 def _check_inputs(job: Job, task: Task) -> None:
@@ -248,21 +225,6 @@ def _check_inputs(job: Job, task: Task) -> None:
         file = job.inputs[span.input]
         if not input_path(file.path).exists():
             raise DataError(file.path, f"is not there on {socket.gethostname()}: {SHARED}")
-
-
-def _versions(engine: str) -> dict[str, str]:
-    """The packages that decide the bytes of a store."""
-    return {name: package_version(name) for name in ("tokenmill", "pyarrow", engine)}
-
-
-def _check_versions(shared: SharedJob) -> None:
-    """Machines with other versions would write other bytes than a run without them."""
-    for name, version in _versions(shared.job.engine).items():
-        if version != shared.versions[name]:
-            raise TokenmillError(
-                f"{socket.gethostname()} has {name} {version}, and the machine that started the run "
-                f"{shared.versions[name]}; install the same version on all machines of the cluster"
-            )
 
 
 def _cut(job: Job, stream: Stream, slot: Callable[[int], Path | None]) -> Iterator[tuple[int, Task | None, float]]:

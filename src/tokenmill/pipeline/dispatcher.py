@@ -18,10 +18,11 @@ import msgspec
 from tokenmill.errors import DataError, TokenmillError
 from tokenmill.executors.base import Answer, Begun, Call, CallEvent, Cluster, Loss, Note, Place
 from tokenmill.pipeline.budget import Budget
-from tokenmill.pipeline.calls import ANSWER, Finished, Order, Report, RunStream, decode_answer, decode_report, post_job
+from tokenmill.pipeline.calls import ANSWER, Finished, Order, Report, RunStream, decode_answer, decode_report
 from tokenmill.pipeline.journal import Journal, TaskRecord
 from tokenmill.pipeline.messages import Failed, GateResult, RunGate, RunTask
 from tokenmill.pipeline.plan import Plan, Stream, Task
+from tokenmill.pipeline.posting import post_job
 from tokenmill.pipeline.stages import Stages
 from tokenmill.pipeline.tally import Tally
 from tokenmill.pipeline.task import Job
@@ -84,6 +85,7 @@ class Dispatcher:
     ) -> None:
         self._cluster = cluster
         self._job = msgspec.structs.replace(job, store=str(Path(job.store).absolute()))
+        self._place = job.mirror or self._job.store
         self._plan = plan
         self._journal = journal
         self._budget = budget
@@ -107,7 +109,7 @@ class Dispatcher:
     def run(self, done: dict[str, TaskRecord], ended_streams: dict[int, list[int]]) -> None:
         """Finish the plan, given what earlier attempts did; returns when every task is in the journal."""
         tasks, streams = self.tally.resume(self._plan, done, ended_streams)
-        self._digest = post_job(self._job)
+        self._digest = post_job(self._job, self._place)
         self._submit(_Item("the parity gate", "", RunGate()))
         self._work_off()
         self._pending.extend(self._make_items(tasks, streams))
@@ -178,7 +180,7 @@ class Dispatcher:
         return self._budget.memory_bytes // self._budget.num_workers
 
     def _submit(self, item: _Item) -> None:
-        payload = msgspec.msgpack.encode(Order(self._job.store, self._digest, item.work))
+        payload = msgspec.msgpack.encode(Order(self._place, self._digest, item.work))
         is_gate = isinstance(item.work, RunGate)
         self._items[item.name] = item
         self._cluster.submit(Call(item.name, ANSWER, payload, self._call_memory, is_last=is_gate))
@@ -258,6 +260,8 @@ class Dispatcher:
         if item.place is not None and self._at.get(item.place) is item:
             # Else the process has begun the next call already.
             self.tally.end(str(item.place))
+        for record in message.records:
+            self._journal.receive(record)
         self._records += [record.name for record in message.records]
         if isinstance(item.work, RunStream):
             number = item.work.stream.input
@@ -294,6 +298,10 @@ class Dispatcher:
 
     def _wait_for_entries(self) -> None:
         """What other machines have entered in the journal may show up here a little later."""
+        if self._journal.mirror is not None:
+            # Also what calls had entered that were lost since.
+            self._journal.mirror.pull(self._journal.store)
+            return
         deadline = time.monotonic() + SEEN_SECONDS
         while not set(self._records) <= set(self._journal.names()) and time.monotonic() < deadline:
             time.sleep(0.5)

@@ -21,10 +21,11 @@ from tokenmill.errors import StoreError
 from tokenmill.files import sync_directory, write_durably
 from tokenmill.pipeline.journal import GateRecord, Journal, SavedPlan, StoredReject, TaskRecord
 from tokenmill.pipeline.locking import Holder, find_holders, sweep_locks, taking_turns
+from tokenmill.pipeline.mirroring import pulled
 from tokenmill.pipeline.observer import read_attempts, write_run_file
 from tokenmill.pipeline.plan import InputFile, Plan, check_unchanged
 from tokenmill.pipeline.sharing import Share, divide, membership
-from tokenmill.remote.paths import input_path
+from tokenmill.remote.paths import input_path, is_remote
 from tokenmill.store.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -160,14 +161,22 @@ def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Man
     return msgspec.json.decode(data, type=Manifest)
 
 
-def finish_store(store: Path) -> Manifest:
+def finish_store(store: str | Path) -> Manifest:
     """Write the manifest of a run whose tasks are all done; its inputs need not be here.
 
     A finished store is left alone. Ranks may be running: with nothing left to do, they find the store finished.
     """
-    if not store.is_dir():
+    if isinstance(store, str) and is_remote(store):
+        with pulled(store) as (folder, mirror):
+            return _finish_run(Journal(folder, mirror=mirror))
+    folder = Path(store)
+    if not folder.is_dir():
         raise StoreError(f"{store} does not exist; make a store with: tokenmill tokenize INPUT -o {store}")
-    journal = Journal(store)
+    return _finish_run(Journal(folder))
+
+
+def _finish_run(journal: Journal) -> Manifest:
+    store = journal.store
     if not journal.exists():
         return read_manifest(store)
     with taking_turns(store):

@@ -174,6 +174,11 @@ class Journal:
         for name in shards:
             (self.store / name).unlink()
 
+    def receive(self, record: TaskRecord) -> None:
+        """Have an entry here that another machine made; a directory is shared, and has it."""
+        if self.mirror is not None:
+            (self.folder / f"{record.name}.json").write_bytes(msgspec.json.encode(record))
+
     def names(self) -> list[str]:
         """The tasks that have an entry, in input order."""
         names = (path.stem for path in self.folder.glob("[0-9]*-[0-9]*.json"))
@@ -182,6 +187,13 @@ class Journal:
     def record(self, name: str) -> TaskRecord | None:
         """The entry of a task; one that cannot be read is no entry."""
         return _read(self.folder / f"{name}.json", TaskRecord)
+
+    def published(self, name: str) -> TaskRecord | None:
+        """The same as it is now, wherever it was made."""
+        if self.mirror is None:
+            return self.record(name)
+        data = self.mirror.read(f"{self.folder.name}/{name}.json")
+        return msgspec.json.decode(data, type=TaskRecord) if data is not None else None
 
     def records(self, wanted: Callable[[str], bool] = lambda _: True) -> Iterator[TaskRecord]:
         """The finished tasks, or some of them by name, in input order."""

@@ -26,14 +26,16 @@ from tokenmill.remote.bucket import ObjectInfo, split_url
 from tokenmill.remote.client import AlreadyThere, NoSuchObject
 from tokenmill.store.manifest import MANIFEST, Manifest, read_manifest
 
-__all__ = ["JOURNAL", "Mirror", "find_orphans", "scratch_directory"]
+__all__ = ["JOURNAL", "Mirror", "find_orphans", "named", "pulled", "scratch_directory"]
 
 JOURNAL = ".tasks"
 TRIES = 5
 REQUESTS_AT_ONCE = 16
 _ENTRY = re.compile(rf"{re.escape(JOURNAL)}/[A-Za-z0-9][A-Za-z0-9.-]*")
 SCRATCH, ALIVE = "tokenmill-scratch-", ".alive"
-KEPT = ("run.json", "rejects.jsonl")
+RUN = "run.json"
+KEPT = (RUN, "rejects.jsonl")
+TOKENIZER = "tokenizer"
 
 
 class Mirror:
@@ -45,6 +47,7 @@ class Mirror:
             raise UsageError(f"{url} is a whole bucket; name a folder in it: {url.rstrip('/')}/NAME")
         self.url = self._bucket.url(self._folder)
         self._sizes: dict[str, int] | None = None
+        self._found: set[str] = set()
 
     def key(self, name: str) -> str:
         """The object of a file of the store."""
@@ -61,12 +64,15 @@ class Mirror:
         sizes = self._sizes if self._sizes is not None else self.names()
         return sizes.get(name) == num_bytes
 
-    def pull(self, store: Path) -> None:
-        """Have the journal here as it is in the bucket, or the manifest, if there is one."""
+    def pull(self, store: Path, *, is_outline: bool = False) -> None:
+        """Have the journal here as it is in the bucket, or the manifest, if there is one.
+
+        An outline has empty files for the entries of tasks: their names say what is done.
+        """
         for _ in range(TRIES):
             names = self.names()
             try:
-                self._pull(store, names)
+                self._pull(store, names, is_outline)
                 return
             except NoSuchObject:
                 # Another run has just finished the store, and removes its journal.
@@ -76,14 +82,24 @@ class Mirror:
     def _changes(self) -> StoreError:
         return StoreError(f"{self.url} changes all the time: other runs remove what this one reads; run it again later")
 
-    def _pull(self, store: Path, names: dict[str, int]) -> None:
+    def _pull(self, store: Path, names: dict[str, int], is_outline: bool) -> None:
         if MANIFEST in names:
-            self._bring(store, [MANIFEST])
+            self._bring(store, [name for name in (MANIFEST, RUN) if name in names])
             return
         if names and not any(name.startswith(f"{JOURNAL}/") for name in names):
             some = min(names)
             raise StoreError(f"{self.url} is not empty and not a token store: it has {some}; choose another with -o")
-        self._bring(store, [name for name in names if _ENTRY.fullmatch(name)])
+        entries = [name for name in names if _ENTRY.fullmatch(name)]
+        here = {name for name in entries if _is_of_task(name)}
+        if is_outline:
+            for name in here:
+                (store / JOURNAL).mkdir(exist_ok=True)
+                (store / name).touch()
+        else:
+            # What this run has made it need not fetch; what it found may have been made again by another.
+            here = {name for name in here - self._found if (store / name).exists()}
+        self._bring(store, [name for name in entries if name not in here])
+        self._found |= {name for name in entries if name not in here}
 
     def _bring(self, store: Path, names: list[str]) -> None:
         def bring(name: str) -> None:
@@ -114,6 +130,13 @@ class Mirror:
             advance(done, total)
         return orphans
 
+    def read(self, name: str) -> bytes | None:
+        """A small file as it is now; None if it is not there."""
+        try:
+            return self._bucket.read(self.key(name))
+        except NoSuchObject:
+            return None
+
     def put(self, name: str, data: bytes) -> None:
         """Write a file, or replace it."""
         self._bucket.put(self.key(name), data)
@@ -124,6 +147,16 @@ class Mirror:
             self._bucket.upload(self.key(name), store / name)
             if self._sizes is not None:
                 self._sizes[name] = (store / name).stat().st_size
+
+    def push_tokenizer(self, store: Path) -> None:
+        """Write the tokenizer, if it is not there: whoever helps or finishes needs it, and may not have it."""
+        names = [f"{TOKENIZER}/{path.name}" for path in sorted((store / TOKENIZER).iterdir())]
+        self.upload(store, [name for name in names if not self.has(name, (store / name).stat().st_size)])
+
+    def pull_tokenizer(self, store: Path) -> None:
+        """Have the tokenizer here."""
+        below = len(self._folder) + 1
+        self._bring(store, [info.key[below:] for info in self._bucket.list(self.key(TOKENIZER))])
 
     def commit(self, name: str, data: bytes, is_same: Callable[[bytes], bool]) -> None:
         """Create an entry; where another run has made one of the same files, it stays."""
@@ -163,8 +196,7 @@ class Mirror:
 
     def finish(self, store: Path, data: bytes) -> None:
         """Write what belongs to no task, and then the manifest, if it is not there."""
-        tokenizer = [f"tokenizer/{path.name}" for path in sorted((store / "tokenizer").iterdir())]
-        self.upload(store, [*tokenizer, *(name for name in KEPT if (store / name).exists())])
+        self.upload(store, [name for name in KEPT if (store / name).exists()])
         there = self.create(MANIFEST, data)
         if there is not None:
             raise StoreError(f"{self.url} was finished by another run, with another manifest; run with --overwrite")
@@ -178,12 +210,39 @@ class Mirror:
         self.delete(find_orphans(self.names(), manifest))
 
 
+def _is_of_task(name: str) -> bool:
+    """Whether a file of the journal is the entry of a task, or its rejects."""
+    return name.removeprefix(f"{JOURNAL}/")[0].isdigit()
+
+
 def find_orphans(names: dict[str, int], manifest: Manifest) -> list[str]:
     """Files beside a finished store that its manifest does not know: of its journal, or of runs that were killed."""
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     known = {f"{shard.name}{suffix}" for shard in shards for suffix in shard.files}
-    known |= {MANIFEST, *KEPT, *manifest.files, *(f"tokenizer/{name}" for name in manifest.tokenizer.files)}
+    known |= {MANIFEST, *KEPT, *manifest.files, *(f"{TOKENIZER}/{name}" for name in manifest.tokenizer.files)}
     return sorted(name for name in names if name not in known)
+
+
+@contextmanager
+def pulled(url: str, *, is_outline: bool = False) -> Iterator[tuple[Path, Mirror]]:
+    """What there is to know of a store in a bucket, in a scratch directory; errors are about the URL."""
+    mirror = Mirror(url)
+    with scratch_directory(None) as folder:
+        store = folder / mirror.url.rpartition("/")[2]
+        store.mkdir()
+        with named(mirror.url, store):
+            mirror.pull(store, is_outline=is_outline)
+            yield store, mirror
+
+
+@contextmanager
+def named(url: str, store: Path) -> Iterator[None]:
+    """The user knows the URL, and not the scratch directory."""
+    try:
+        yield
+    except BaseException as error:
+        error.args = tuple(arg.replace(str(store), url) if isinstance(arg, str) else arg for arg in error.args)
+        raise
 
 
 @contextmanager
@@ -206,6 +265,8 @@ def scratch_directory(folder: str | None) -> Iterator[Path]:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+            # What processes of a cluster have left on this machine, which ended with the run.
+            _sweep_scratch(place)
 
 
 def _sweep_scratch(place: Path) -> None:

@@ -19,11 +19,12 @@ from typing import Any
 import msgspec
 import psutil
 
-from tokenmill.errors import StoreError
+from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.files import write_durably
 from tokenmill.machine import processor_name, tree_memory, usable_cores
 from tokenmill.pipeline.budget import Budget
 from tokenmill.pipeline.journal import Journal
+from tokenmill.pipeline.mirroring import JOURNAL, Mirror
 from tokenmill.pipeline.sharing import WHOLE, Share
 from tokenmill.pipeline.tally import Tally, WorkerTally
 from tokenmill.progress import Display, Machine, Snapshot, WorkerMoment
@@ -32,6 +33,8 @@ from tokenmill.store.manifest import decode_sealed, encode_sealed
 __all__ = ["AttemptInfo", "Moment", "Observer", "RunInfo", "read_attempts", "write_run_file"]
 
 WRITE_SECONDS = 1.0
+PUSH_SECONDS = 10.0
+"""To a bucket: a request costs."""
 CONTINUE = "; run the same command again"
 MOST_MOMENTS = 400
 FIRST_MOMENT_SECONDS = 0.5
@@ -62,6 +65,8 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     history: list[Moment] = []
     """At most a few hundred moments, evenly spread over the attempt."""
     host: str = ""
+    heard: float = 0.0
+    """When it was written down."""
     rank: int = 0
     world_size: int = 1
     """One of one where the run was not shared."""
@@ -90,9 +95,13 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Observer:
     """Turns tallies into snapshots for people and programs."""
 
-    def __init__(self, store: Path, display: Display, budget: Budget, share: Share = WHOLE) -> None:
+    def __init__(
+        self, store: Path, display: Display, budget: Budget, share: Share = WHOLE, mirror: Mirror | None = None
+    ) -> None:
         self._store = store
         self._share = share
+        self._mirror = mirror
+        self._pushed = time.monotonic()
         self._path = store / ".tasks" / (f"progress-{share.name}.json" if share.name else "progress.json")
         self._display = display
         self._budget = budget
@@ -191,6 +200,7 @@ class Observer:
         self._sampler.join()
         self._display.close()
         self._write_attempts(completed=completed)
+        self._push()
 
     def write_run_file(self) -> None:
         """Write run.json beside the manifest, or add to what another rank has written there."""
@@ -210,6 +220,8 @@ class Observer:
                 self._cores = [round(busy / 100, 2) for busy in psutil.cpu_percent(percpu=True)]
                 self._disk_free = shutil.disk_usage(self._store).free
             self._peak = max(self._peak, self._memory)
+            if time.monotonic() - self._pushed > PUSH_SECONDS:
+                self._push()
             if self._stop.wait(max(0.5, 100 * (time.thread_time() - started))):
                 return
 
@@ -227,6 +239,7 @@ class Observer:
             reason=self._reason,
             history=self._history,
             host=socket.gethostname(),
+            heard=time.time(),
             rank=self._share.rank,
             world_size=self._share.world_size,
         )
@@ -238,6 +251,13 @@ class Observer:
             temporary = self._path.with_suffix(".json.tmp")
             temporary.write_bytes(msgspec.json.encode([*self._attempts, *self._current(completed=completed)]))
             temporary.replace(self._path)
+
+    def _push(self) -> None:
+        """Tell others how the run goes, where its store is in a bucket; nothing depends on it."""
+        self._pushed = time.monotonic()
+        if self._mirror is not None:
+            with suppress(TokenmillError, OSError):
+                self._mirror.put(f"{JOURNAL}/{self._path.name}", self._path.read_bytes())
 
     def _earlier_attempts(self) -> list[AttemptInfo]:
         return [_ended(attempt) for attempt in _read_progress(self._path)]

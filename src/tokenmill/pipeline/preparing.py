@@ -87,4 +87,5 @@ def make_job(prepared: Prepared, engine: str, worker_bytes: int) -> Job:
         profile=str(Path(request.profile).absolute()) if request.profile is not None else None,
         share=prepared.share,
         mirror=prepared.mirror.url if prepared.mirror is not None else None,
+        scratch=str(Path(request.scratch).absolute()) if request.scratch is not None else None,
     )

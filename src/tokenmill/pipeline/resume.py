@@ -80,6 +80,8 @@ def begin_or_resume(
     described = [(file.name, file.bytes, file.fingerprint) for file in saved.inputs]
     _refuse_differences(store, saved.settings, settings.flags(), described, files, "another tokenizer")
     tokenizer.save(store / "tokenizer")
+    if journal.mirror is not None:
+        journal.mirror.push_tokenizer(store)
     return _resume(journal, saved, settings, files, plan)
 
 

@@ -25,7 +25,7 @@ from tokenmill.pipeline.budget import Budget, make_budget, make_cluster_budget
 from tokenmill.pipeline.ending import SignalReceived, in_words, signals_raise
 from tokenmill.pipeline.journal import Journal
 from tokenmill.pipeline.locking import Lock, is_lock, taking_turns
-from tokenmill.pipeline.mirroring import Mirror, scratch_directory
+from tokenmill.pipeline.mirroring import Mirror, named, scratch_directory
 from tokenmill.pipeline.plan import InputFile, Plan, explain_formats
 from tokenmill.pipeline.preparing import Prepared, prepare
 from tokenmill.pipeline.request import Request
@@ -100,23 +100,13 @@ def run(request: Request, display: Display, started: Executor | Cluster | None =
 
 def _run_into_bucket(request: Request, display: Display, executor: Executor | Cluster) -> Outcome:
     """Carry out a request in a scratch directory whose results go to a bucket, task by task."""
-    if isinstance(executor, Cluster):
-        raise UsageError(
-            f"-o {request.out}: a cluster writes to a directory that all its machines share; use --rank and "
-            "--world-size, which need none"
-        )
     mirror = Mirror(request.out)
     prepared = prepare(request, display, executor)
     with scratch_directory(request.scratch) as folder:
-        scratch = msgspec.structs.replace(prepared.request, out=str(folder / mirror.url.rpartition("/")[2]))
-        try:
+        store = folder / mirror.url.rpartition("/")[2]
+        scratch = msgspec.structs.replace(prepared.request, out=str(store))
+        with named(mirror.url, store):
             return carry_out(replace(prepared, request=scratch, mirror=mirror), display, executor)
-        except BaseException as error:
-            # The user knows the URL, and not the scratch directory.
-            error.args = tuple(
-                arg.replace(scratch.out, mirror.url) if isinstance(arg, str) else arg for arg in error.args
-            )
-            raise
 
 
 def _refuse_scratch(request: Request) -> None:

@@ -61,6 +61,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A file for the profile of the worker that gets this job."""
     mirror: str | None = None
     """The URL of the store, where it is in a bucket and `store` is a scratch directory."""
+    scratch: str | None = None
+    """Where machines of a cluster make scratch directories of their own."""
     share: Share = WHOLE
     attempt: str = ""
     """A word that no other attempt has, for the names of temporary files."""
