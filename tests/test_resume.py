@@ -336,6 +336,18 @@ def test_a_damaged_journal_is_named_or_done_again(stopped: Stopped) -> None:
     assert stopped.run(on_error="skip").manifest.num_documents_in == 12 + 12 + 20 + 5
 
 
+def test_what_was_begun_and_never_done_is_no_obstacle(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    """The advice of an error can be followed: it often names the flag to change."""
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["one text", "another"]))
+    out = tmp_path / "out"
+    wrong = tokenmill("tokenize", tmp_path / "a.jsonl", "-o", out, "--tokenizer", "bytes", "--text-key", "words")
+    assert "--text-key text" in sentence(wrong)
+    assert (out / ".tasks" / "plan.json").exists()
+    right = tokenmill("tokenize", tmp_path / "a.jsonl", "-o", out, "--tokenizer", tiny_tokenizer)
+    assert right.returncode == 0, right.stderr
+    assert tm.open(out).num_documents == 2
+
+
 def test_too_many_errors_are_too_many_in_every_attempt(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"broken\n" * 4 + jsonl(["x"]))

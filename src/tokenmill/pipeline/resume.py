@@ -21,7 +21,7 @@ from tokenmill.pipeline.settings import Settings
 from tokenmill.pipeline.sharing import membership
 from tokenmill.store.manifest import MANIFEST, Manifest, read_manifest
 
-__all__ = ["Standing", "begin_or_resume", "find_finished", "is_same"]
+__all__ = ["Standing", "begin_or_resume", "find_finished", "is_discarded", "is_same"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,13 @@ def begin_or_resume(
     if journal.mirror is not None:
         journal.mirror.push_tokenizer(store)
     return _resume(journal, saved, settings, files, plan)
+
+
+def is_discarded(journal: Journal, settings: Settings, files: list[InputFile]) -> bool:
+    """Whether another request was begun here and nothing of it done: it may have ended for the flag that is new now."""
+    if not journal.share.is_whole or not journal.exists() or journal.names() or (journal.store / MANIFEST).exists():
+        return False
+    return not is_same(journal.saved_plan(), settings, files)
 
 
 def find_finished(store: Path, settings: Settings, files: list[InputFile]) -> Manifest | None:

@@ -29,7 +29,7 @@ from tokenmill.pipeline.mirroring import Mirror, named, scratch_directory
 from tokenmill.pipeline.plan import InputFile, Plan, explain_formats
 from tokenmill.pipeline.preparing import Prepared, prepare
 from tokenmill.pipeline.request import Request
-from tokenmill.pipeline.resume import begin_or_resume, find_finished
+from tokenmill.pipeline.resume import begin_or_resume, find_finished, is_discarded
 from tokenmill.pipeline.settings import Settings
 from tokenmill.pipeline.staging import staging
 from tokenmill.progress import Display, Silence
@@ -139,9 +139,8 @@ def carry_out(
     try:
         journal = Journal(store, prepared.share, os.urandom(4).hex(), prepared.mirror)
         with taking_turns(store):
-            standing = begin_or_resume(
-                journal, settings, files, prepared.tokenizer, plan=plan, overwrite=request.overwrite
-            )
+            overwrite = request.overwrite or (lock.is_real and is_discarded(journal, settings, files))
+            standing = begin_or_resume(journal, settings, files, prepared.tokenizer, plan=plan, overwrite=overwrite)
         if standing.manifest is not None:
             return _report_finished(standing.manifest, store, files, display)
         unsafe = None if lock.is_real else f"{store} is on a file system without locks: {ONE_AT_A_TIME}"
