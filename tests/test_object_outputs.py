@@ -22,7 +22,9 @@ from tests.running import command, sentence, snapshot, tokenmill
 from tests.test_ray_executor import make_corpus
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.pipeline import attempt, calls
+from tokenmill.pipeline.journal import TaskRecord
 from tokenmill.pipeline.observer import AttemptInfo
+from tokenmill.pipeline.task import TaskOutput
 from tokenmill.remote import split_url
 from tokenmill.status import read_status
 from tokenmill.verification import verify
@@ -218,6 +220,55 @@ def test_a_run_into_a_bucket_can_be_watched(corpus: Path, s3: str) -> None:
         bucket.put(key, msgspec.json.encode([now]))
         status = read_status(url)
         assert (status.state, status.ranks[0].state) == (state, state)
+
+
+def test_what_somebody_else_has_put_there_stays(corpus: Path, s3: str, expected: dict[str, bytes]) -> None:
+    """Notes, checkpoints, and a store inside the store's place."""
+    url = f"{s3}/tok"
+    tm.tokenize(str(corpus), url, **flags())
+    tm.tokenize(str(corpus / "c.txt"), f"{url}/inner", **flags())
+    bucket, prefix = split_url(url)
+    for name in ("README.md", "checkpoints/step1.pt", "train/notes.txt"):
+        bucket.put(f"{prefix}/{name}", b"mine")
+    before = objects(url)
+    tm.tokenize(str(corpus), url, **flags())
+    assert objects(url) == before
+    assert verify(url).is_sound
+    tm.tokenize(str(corpus), url, **flags(overwrite=True))
+    assert objects(url) == before
+    assert expected.items() <= before.items()
+
+
+def test_a_run_that_was_overtaken_leaves_the_store_alone(
+    tmp_path: Path, corpus: Path, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was held up at a task while another run, with other flags, has made the store anew."""
+    url = f"{s3}/tok"
+    made: list[dict[str, bytes]] = []
+    publish = TaskOutput.publish
+
+    def publish_late(output: TaskOutput) -> TaskRecord:
+        monkeypatch.setattr(TaskOutput, "publish", publish)
+        tm.tokenize(str(corpus), url, **flags(seed=7, overwrite=True))
+        made.append(objects(url))
+        return publish(output)
+
+    monkeypatch.setattr(TaskOutput, "publish", publish_late)
+    monkeypatch.setattr(calls, "check_current", lambda *_: None)
+    request = msgspec.structs.replace(request_of(corpus, tmp_path, **flags()), out=url)
+    with pytest.raises(StoreError, match=f"^{url} was begun anew by another run"):
+        run_inline(request, InlineCluster())
+    assert made == [objects(url)]
+    assert verify(url).is_sound
+
+
+def test_a_finished_store_with_a_file_missing_is_not_called_finished(corpus: Path, s3: str) -> None:
+    url = f"{s3}/tok"
+    tm.tokenize(str(corpus), url, **flags())
+    bucket, prefix = split_url(url)
+    bucket.delete([f"{prefix}/train/shard-00000-0000.bin"])
+    with pytest.raises(StoreError, match=r"shard-00000-0000.bin is missing, and the manifest says .*--overwrite"):
+        tm.tokenize(str(corpus), url, **flags())
 
 
 def test_orphans_are_listed_by_verify_and_removed_by_the_next_run(

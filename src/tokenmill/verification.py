@@ -21,8 +21,9 @@ from tokenmill.engines import open_tokenizer
 from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.machine import usable_cores
 from tokenmill.pipeline.finish import REJECTS
-from tokenmill.pipeline.mirroring import Mirror, scratch_directory
+from tokenmill.pipeline.mirroring import Mirror
 from tokenmill.pipeline.observer import RunInfo
+from tokenmill.pipeline.scratch import scratch_directory
 from tokenmill.remote.bucket import is_remote
 from tokenmill.store.checking import RESTORE, ShardChecker, Tally, check_file
 from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, decode_sealed, read_manifest

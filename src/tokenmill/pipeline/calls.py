@@ -31,9 +31,10 @@ from tokenmill.pipeline.journal import Journal, TaskRecord
 from tokenmill.pipeline.locking import Lock
 from tokenmill.pipeline.messages import Failed, GateResult, Progress, RunGate, RunTask
 from tokenmill.pipeline.mill import Mill
-from tokenmill.pipeline.mirroring import JOURNAL, Mirror, scratch_directory
+from tokenmill.pipeline.mirroring import JOURNAL, Mirror
 from tokenmill.pipeline.plan import Stream, Task
 from tokenmill.pipeline.posting import SHARED, check_current, see_job
+from tokenmill.pipeline.scratch import scratch_directory
 from tokenmill.pipeline.stages import Stages
 from tokenmill.pipeline.task import Job
 from tokenmill.remote.client import RemoteError

@@ -165,12 +165,15 @@ class Journal:
         """Upload the files of a task whole, then create its entry; the files are not needed here any more."""
         shards = record.file_sizes()
         rejects = [f"{self.folder.name}/{self.rejects_path(record.name).name}"] if record.rejects else []
-        mirror.upload(self.store, [*shards, *rejects])
-        mirror.commit(
-            f"{self.folder.name}/{record.name}.json",
-            data,
-            lambda there: msgspec.json.decode(there, type=TaskRecord).shards == record.shards,
-        )
+        made = list(record.shards.values())
+        if mirror.is_wanted(made):
+            mirror.upload(self.store, [*shards, *rejects])
+        if mirror.is_wanted(made):
+            mirror.commit(
+                f"{self.folder.name}/{record.name}.json",
+                data,
+                lambda there: msgspec.json.decode(there, type=TaskRecord).shards == record.shards,
+            )
         for name in shards:
             (self.store / name).unlink()
 

@@ -10,10 +10,7 @@ does some work twice and harms nothing. Whatever a kill leaves in the bucket has
 
 from __future__ import annotations
 
-import fcntl
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -22,17 +19,20 @@ from pathlib import Path
 import msgspec
 
 from tokenmill.errors import StoreError, UsageError
+from tokenmill.pipeline.scratch import scratch_directory
 from tokenmill.remote.bucket import ObjectInfo, split_url
 from tokenmill.remote.client import AlreadyThere, NoSuchObject
-from tokenmill.store.manifest import MANIFEST, Manifest, read_manifest
+from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, read_manifest
 
-__all__ = ["JOURNAL", "Mirror", "find_orphans", "named", "pulled", "scratch_directory"]
+__all__ = ["JOURNAL", "PLAN", "Mirror", "find_orphans", "named", "pulled"]
 
 JOURNAL = ".tasks"
+PLAN = f"{JOURNAL}/plan.json"
 TRIES = 5
 REQUESTS_AT_ONCE = 16
 _ENTRY = re.compile(rf"{re.escape(JOURNAL)}/[A-Za-z0-9][A-Za-z0-9.-]*")
-SCRATCH, ALIVE = "tokenmill-scratch-", ".alive"
+_OURS = re.compile(rf"(train|val)/shard-\d+-\d+(\.[a-z]+)+|{re.escape(JOURNAL)}/[^/]+|tokenizer/[^/]+")
+"""What a run may write, and so may remove: whatever else is in the place is somebody's."""
 RUN = "run.json"
 KEPT = (RUN, "rejects.jsonl")
 TOKENIZER = "tokenizer"
@@ -41,13 +41,16 @@ TOKENIZER = "tokenizer"
 class Mirror:
     """The place of a store in a bucket, and the files there; knows nothing of what they mean."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, plan_tag: str | None = None) -> None:
         self._bucket, self._folder = split_url(url)
+        self._plan_tag = plan_tag
+        """The ETag of the plan that this process works on."""
         if not self._folder:
             raise UsageError(f"{url} is a whole bucket; name a folder in it: {url.rstrip('/')}/NAME")
         self.url = self._bucket.url(self._folder)
         self._sizes: dict[str, int] | None = None
         self._found: set[str] = set()
+        self._is_erased = False
 
     def key(self, name: str) -> str:
         """The object of a file of the store."""
@@ -85,8 +88,10 @@ class Mirror:
     def _pull(self, store: Path, names: dict[str, int], is_outline: bool) -> None:
         if MANIFEST in names:
             self._bring(store, [name for name in (MANIFEST, RUN) if name in names])
+            if not is_outline:
+                self._check_sizes(read_manifest(store), names)
             return
-        if names and not any(name.startswith(f"{JOURNAL}/") for name in names):
+        if names and not self._is_erased and not any(name.startswith(f"{JOURNAL}/") for name in names):
             some = min(names)
             raise StoreError(f"{self.url} is not empty and not a token store: it has {some}; choose another with -o")
         entries = [name for name in names if _ENTRY.fullmatch(name)]
@@ -100,6 +105,17 @@ class Mirror:
             here = {name for name in here - self._found if (store / name).exists()}
         self._bring(store, [name for name in entries if name not in here])
         self._found |= {name for name in entries if name not in here}
+
+    def _check_sizes(self, manifest: Manifest, names: dict[str, int]) -> None:
+        """Do not call a store finished whose files are not what its manifest says, as far as a list of them shows."""
+        shards = [shard for split in manifest.splits.values() for shard in split.shards]
+        sizes = {f"{shard.name}{suffix}": file.bytes for shard in shards for suffix, file in shard.files.items()}
+        for name, size in sizes.items():
+            if names.get(name) != size:
+                found = f"has {names[name]:,} bytes" if name in names else "is missing"
+                raise StoreError(
+                    f"{self.url}/{name} {found}, and the manifest says {size:,}; make the store anew with --overwrite"
+                )
 
     def _bring(self, store: Path, names: list[str]) -> None:
         def bring(name: str) -> None:
@@ -119,8 +135,8 @@ class Mirror:
             raise StoreError(f"{self.url} is {what}: it has no {MANIFEST}")
         self._bring(store, [MANIFEST])
         manifest = read_manifest(store)
-        orphans = find_orphans(names, manifest)
-        wanted = {name: size for name, size in names.items() if name not in {*orphans, MANIFEST}}
+        known = _known(manifest) - {MANIFEST}
+        wanted = {name: size for name, size in names.items() if name in known}
         total, done = sum(wanted.values()), 0
         for name, size in sorted(wanted.items()):
             path = store / name
@@ -128,7 +144,30 @@ class Mirror:
             self._bucket.download(ObjectInfo(self.key(name), size, None), path)
             done += size
             advance(done, total)
-        return orphans
+        return find_orphans(names, manifest)
+
+    def tag(self, name: str) -> str:
+        """The ETag of a file, which changes with its content; of one that is not there, what no file has."""
+        try:
+            return self._bucket.head(self.key(name)).etag or ""
+        except NoSuchObject:
+            return "none"
+
+    def is_wanted(self, shards: list[ShardInfo]) -> bool:
+        """Whether the run that made shards is still the one of this place; False where a twin has finished the store.
+
+        Shards have the same names in every run, so one that was overtaken must not upload what it has.
+        """
+        if self._plan_tag is None or self.tag(PLAN) == self._plan_tag:
+            return True
+        data = self.read(MANIFEST)
+        manifest = msgspec.json.decode(data, type=Manifest) if data is not None else None
+        finished = [shard for split in manifest.splits.values() for shard in split.shards] if manifest else []
+        if not all(shard in finished for shard in shards):
+            raise StoreError(
+                f"{self.url} was begun anew by another run, with other flags or inputs; this one ends here"
+            )
+        return False
 
     def read(self, name: str) -> bytes | None:
         """A small file as it is now; None if it is not there."""
@@ -140,6 +179,11 @@ class Mirror:
     def put(self, name: str, data: bytes) -> None:
         """Write a file, or replace it."""
         self._bucket.put(self.key(name), data)
+
+    def note(self, name: str, data: bytes) -> None:
+        """Write a file of the journal while there is one: a finished store has none."""
+        if self.tag(PLAN) != "none":
+            self.put(name, data)
 
     def upload(self, store: Path, names: list[str]) -> None:
         """Write files of a directory, each whole."""
@@ -186,13 +230,15 @@ class Mirror:
         names = list(self.names())
         if names and MANIFEST not in names and not any(name.startswith(f"{JOURNAL}/") for name in names):
             raise StoreError(f"{self.url} is not a token store: it has {min(names)}; choose another with -o")
+        first = [name for name in names if name in (MANIFEST, PLAN)]
+        ours = [name for name in names if _is_ours(name) and name not in first]
         for some in (
-            [name for name in names if name in (MANIFEST, f"{JOURNAL}/plan.json")],
-            [name for name in names if not name.startswith(f"{JOURNAL}/") and name != MANIFEST],
-            [name for name in names if name.startswith(f"{JOURNAL}/") and not name.endswith("/plan.json")],
+            first,
+            [name for name in ours if not name.startswith(f"{JOURNAL}/")],
+            [name for name in ours if name.startswith(f"{JOURNAL}/")],
         ):
             self.delete(some)
-        self._sizes = None
+        self._sizes, self._is_erased = None, True
 
     def finish(self, store: Path, data: bytes) -> None:
         """Write what belongs to no task, and then the manifest, if it is not there."""
@@ -216,11 +262,20 @@ def _is_of_task(name: str) -> bool:
 
 
 def find_orphans(names: dict[str, int], manifest: Manifest) -> list[str]:
-    """Files beside a finished store that its manifest does not know: of its journal, or of runs that were killed."""
+    """Files of runs that the manifest of a finished store does not know: a journal, or what a kill has left."""
+    known = _known(manifest)
+    return sorted(name for name in names if _is_ours(name) and name not in known)
+
+
+def _known(manifest: Manifest) -> set[str]:
+    """The files of a finished store."""
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     known = {f"{shard.name}{suffix}" for shard in shards for suffix in shard.files}
-    known |= {MANIFEST, *KEPT, *manifest.files, *(f"{TOKENIZER}/{name}" for name in manifest.tokenizer.files)}
-    return sorted(name for name in names if name not in known)
+    return known | {MANIFEST, *KEPT, *manifest.files, *(f"{TOKENIZER}/{name}" for name in manifest.tokenizer.files)}
+
+
+def _is_ours(name: str) -> bool:
+    return name == MANIFEST or name in KEPT or _OURS.fullmatch(name) is not None
 
 
 @contextmanager
@@ -243,34 +298,3 @@ def named(url: str, store: Path) -> Iterator[None]:
     except BaseException as error:
         error.args = tuple(arg.replace(str(store), url) if isinstance(arg, str) else arg for arg in error.args)
         raise
-
-
-@contextmanager
-def scratch_directory(folder: str | None) -> Iterator[Path]:
-    """A directory for one attempt, which goes with it: the bucket has everything that counts.
-
-    Its process holds a lock in it, so that what a killed one has left is known, and removed by the next.
-    """
-    place = Path(folder or tempfile.gettempdir())
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        path = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
-        alive = (path / ALIVE).open("wb")
-        fcntl.flock(alive, fcntl.LOCK_EX)
-    except OSError as error:
-        raise UsageError(f"--scratch {place} cannot be used: {error.strerror}") from None
-    with alive:
-        _sweep_scratch(place)
-        try:
-            yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
-            # What processes of a cluster have left on this machine, which ended with the run.
-            _sweep_scratch(place)
-
-
-def _sweep_scratch(place: Path) -> None:
-    for path in place.glob(f"{SCRATCH}*/{ALIVE}"):
-        with suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path.parent, ignore_errors=True)

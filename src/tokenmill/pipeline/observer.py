@@ -257,7 +257,7 @@ class Observer:
         self._pushed = time.monotonic()
         if self._mirror is not None:
             with suppress(TokenmillError, OSError):
-                self._mirror.put(f"{JOURNAL}/{self._path.name}", self._path.read_bytes())
+                self._mirror.note(f"{JOURNAL}/{self._path.name}", self._path.read_bytes())
 
     def _earlier_attempts(self) -> list[AttemptInfo]:
         return [_ended(attempt) for attempt in _read_progress(self._path)]

@@ -10,7 +10,7 @@ from tokenmill.engines import Choice, Tokenizer, choose, load_tokenizer
 from tokenmill.executors.base import Cluster, Executor
 from tokenmill.inputs import Input, expand_inputs
 from tokenmill.pipeline.mill import WarmJob
-from tokenmill.pipeline.mirroring import Mirror
+from tokenmill.pipeline.mirroring import PLAN, Mirror
 from tokenmill.pipeline.plan import InputFile, inspect_inputs
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.settings import Settings
@@ -87,5 +87,6 @@ def make_job(prepared: Prepared, engine: str, worker_bytes: int) -> Job:
         profile=str(Path(request.profile).absolute()) if request.profile is not None else None,
         share=prepared.share,
         mirror=prepared.mirror.url if prepared.mirror is not None else None,
+        plan_tag=prepared.mirror.tag(PLAN) if prepared.mirror is not None else None,
         scratch=str(Path(request.scratch).absolute()) if request.scratch is not None else None,
     )

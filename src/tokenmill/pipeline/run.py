@@ -25,11 +25,12 @@ from tokenmill.pipeline.budget import Budget, make_budget, make_cluster_budget
 from tokenmill.pipeline.ending import SignalReceived, in_words, signals_raise
 from tokenmill.pipeline.journal import Journal
 from tokenmill.pipeline.locking import Lock, is_lock, taking_turns
-from tokenmill.pipeline.mirroring import Mirror, named, scratch_directory
+from tokenmill.pipeline.mirroring import Mirror, named
 from tokenmill.pipeline.plan import InputFile, Plan, explain_formats
 from tokenmill.pipeline.preparing import Prepared, prepare
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.resume import begin_or_resume, find_finished, is_discarded
+from tokenmill.pipeline.scratch import scratch_directory
 from tokenmill.pipeline.settings import Settings
 from tokenmill.pipeline.staging import staging
 from tokenmill.progress import Display, Silence

@@ -61,6 +61,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A file for the profile of the worker that gets this job."""
     mirror: str | None = None
     """The URL of the store, where it is in a bucket and `store` is a scratch directory."""
+    plan_tag: str | None = None
+    """The ETag of its plan there."""
     scratch: str | None = None
     """Where machines of a cluster make scratch directories of their own."""
     share: Share = WHOLE
@@ -85,7 +87,7 @@ class TaskRunner:
         self._engine = engine
         self._report = report
         self._relieve = relieve
-        mirror = Mirror(job.mirror) if job.mirror is not None else None
+        mirror = Mirror(job.mirror, job.plan_tag) if job.mirror is not None else None
         self._journal = Journal(Path(job.store), job.share, job.attempt, mirror)
         self._dtype = dtype_for(job.vocab_size)
         supervised = job.settings.supervision is not None
