@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tokenmill as tm
-from tests.running import tokenmill
+from tests.running import sentence, tokenmill
 from tests.stores import collect, make_documents, make_store
 from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.tracing import trace_document, trace_step
@@ -314,3 +314,19 @@ def test_tracing_on_the_command_line(path: Path, flags: list[str], message: str)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {message}")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tokenize", "{store}/manifest.json", "--tokenizer", "bytes", "-o", "S3://bucket/x"],
+        ["train-tokenizer", "{store}/manifest.json", "--vocab-size", "300", "-o", "s3://bucket/x"],
+        ["export", "{store}", "s3://bucket/x", "--to", "megatron"],
+        ["report", "{store}", "-o", "s3://bucket/x.html"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_urls_that_are_not_written_to_make_no_folder(path: Path, tmp_path: Path, arguments: list[str]) -> None:
+    done = tokenmill(*(argument.format(store=path) for argument in arguments), cwd=tmp_path)
+    assert "3:// is not written to; expected a path" in sentence(done)
+    assert not list(tmp_path.iterdir())

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tokenmill.errors import StoreError, UsageError
 from tokenmill.pipeline import attempt, calls
 from tokenmill.pipeline.journal import TaskRecord
 from tokenmill.pipeline.observer import AttemptInfo
+from tokenmill.pipeline.scratch import scratch_directory
 from tokenmill.pipeline.task import TaskOutput
 from tokenmill.remote import split_url
 from tokenmill.status import read_status
@@ -356,3 +358,14 @@ def test_what_needs_a_directory_says_so(tmp_path: Path, corpus: Path, s3: str) -
     done = tokenmill("tokenize", str(corpus), "-o", f"{s3}/tok", "--tokenizer", "bytes", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert not Path("s3:").exists()
+
+
+def test_scratch_directories_are_nobody_elses(tmp_path: Path) -> None:
+    """Runs that start at the same time sweep what killed ones have left, and nothing of each other."""
+
+    def enter(_: int) -> bool:
+        with scratch_directory(str(tmp_path)) as folder:
+            return folder.exists()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(enter, range(400)))

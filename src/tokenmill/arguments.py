@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 from collections.abc import Iterable
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
 
-__all__ = ["MOST_ROWS", "flag", "name_kind", "one_of", "path_of", "positive", "show", "whole_number"]
+__all__ = ["MOST_ROWS", "flag", "local_path", "name_kind", "one_of", "path_of", "positive", "show", "whole_number"]
 
 LARGEST = 1 << 64
 """What is larger is no number of anything here, and might be too long to be shown."""
@@ -79,3 +81,14 @@ def path_of(value: Any, what: str) -> str:
     if not path or "\0" in path:
         raise UsageError(f"{show(value)} is not {what}: no file can have this name")
     return path
+
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+
+
+def local_path(value: str | os.PathLike[str], name: str) -> Path:
+    """A path of this machine; a URL would become a folder that is called `s3:`."""
+    found = _URL.match(os.fspath(value))
+    if found:
+        raise UsageError(f"{name} {value}: {found[1]}:// is not written to; expected a path of this machine")
+    return Path(value)

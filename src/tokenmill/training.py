@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenmill.arguments import local_path
 from tokenmill.errors import DataError, UsageError
 from tokenmill.files import write_durably
 from tokenmill.inputs import expand_inputs, text_key_of
@@ -82,6 +83,7 @@ def train_tokenizer(
 
 def _check(out: Path, vocab_size: int, special_tokens: Sequence[str], limit_bytes: int, overwrite: bool) -> None:
     """Refuse what cannot work, before any text is read."""
+    local_path(out, "-o")
     if not special_tokens or not all(special_tokens):
         raise UsageError("--special-tokens is empty; the first one becomes the end-of-text token")
     if len(set(special_tokens)) < len(special_tokens):

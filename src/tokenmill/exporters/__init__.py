@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.arguments import local_path
 from tokenmill.dataset.base import whole_number
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.exporters.base import Exporter, SplitSource
@@ -99,7 +100,7 @@ def export(
     one file per shard, each a hard link, instead of one file per split.
     """
     opened = source if isinstance(source, TokenSource) else open_tokens(source)
-    place = check_destination(Path(dest), opened.path, _folders(opened), overwrite=overwrite)
+    place = check_destination(local_path(dest, "DEST"), opened.path, _folders(opened), overwrite=overwrite)
     exporter, seq_len = _choose(to, seq_len, links=links, note=note)
     if links and not isinstance(opened, TokenStore):
         raise UsageError(f"--links needs a store of tokenmill, which {opened.path} is not")

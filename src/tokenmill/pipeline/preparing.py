@@ -34,6 +34,8 @@ class Prepared:
     share: Share = WHOLE
     mirror: Mirror | None = None
     """The place of the store, where that is a bucket; `request.out` is then a scratch directory."""
+    weights: tuple[float, ...] = ()
+    """How many times its size each of the files stands for, where a sample of them was asked for."""
 
     @property
     def tokenizer_bytes(self) -> int:
@@ -41,11 +43,17 @@ class Prepared:
         return len(self.tokenizer.files[self.tokenizer.main_file])
 
 
-def prepare(request: Request, display: Display | None = None, executor: Executor | Cluster | None = None) -> Prepared:
+def prepare(
+    request: Request,
+    display: Display | None = None,
+    executor: Executor | Cluster | None = None,
+    *,
+    is_sample: bool = False,
+) -> Prepared:
     """Look at everything that a request names, and refuse what cannot work; nothing is written yet.
 
-    Inputs that are elsewhere are fetched, which may take hours, so everything else is looked at before. An executor
-    loads the engine meanwhile.
+    Inputs that are elsewhere are fetched, which may take hours, so everything else is looked at before; for a sample, a
+    few of them. An executor loads the engine meanwhile.
     """
     share = request.share()
     tokenizer = load_tokenizer(request.tokenizer)
@@ -57,10 +65,11 @@ def prepare(request: Request, display: Display | None = None, executor: Executor
     request.reading()
     # Of whole files or other formats than those that their names say, nobody knows how many documents they have.
     limit = request.limit if request.format == "auto" and not request.whole_files else None
-    inputs = _outside(expand_inputs(request.inputs, display, limit), request.out)
+    inputs = _outside(expand_inputs(request.inputs, display, limit, is_sample=is_sample), request.out)
     request = request.on(inputs, display)
     files = inspect_inputs(inputs, request.format, request.reading())
-    return Prepared(request, tokenizer, choice, files, request.settings(tokenizer, files), share)
+    weights = tuple(item.weight for item in inputs) if is_sample else ()
+    return Prepared(request, tokenizer, choice, files, request.settings(tokenizer, files), share, weights=weights)
 
 
 def _outside(inputs: list[Input], store: str) -> list[Input]:

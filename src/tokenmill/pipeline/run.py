@@ -35,6 +35,7 @@ from tokenmill.pipeline.settings import Settings
 from tokenmill.pipeline.staging import staging
 from tokenmill.progress import Display, Silence
 from tokenmill.remote.bucket import is_remote
+from tokenmill.remote.client import SCHEMES
 from tokenmill.store.manifest import MANIFEST, Manifest
 from tokenmill.store.remote import open_remote
 from tokenmill.store.store import TokenStore
@@ -95,7 +96,7 @@ def run(request: Request, display: Display, started: Executor | Cluster | None =
     with signals_raise(), closing(started or create(request.executor)) as executor:
         if is_remote(request.out):
             return _run_into_bucket(request, display, executor)
-        _refuse_scratch(request)
+        _check_directory(request)
         return carry_out(prepare(request, display, executor), display, executor)
 
 
@@ -110,7 +111,11 @@ def _run_into_bucket(request: Request, display: Display, executor: Executor | Cl
             return carry_out(replace(prepared, request=scratch, mirror=mirror), display, executor)
 
 
-def _refuse_scratch(request: Request) -> None:
+def _check_directory(request: Request) -> None:
+    scheme, _, rest = request.out.partition("://")
+    if rest:
+        known = " or ".join(f"{known}://" for known in SCHEMES)
+        raise UsageError(f"-o {request.out}: {scheme}:// is not written to; expected a path, or {known}")
     if request.scratch is not None:
         raise UsageError(f"--scratch {request.scratch} is for a store in a bucket, and -o {request.out} is a directory")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from tokenmill.arguments import local_path
 from tokenmill.errors import UsageError
 from tokenmill.files import write_durably
 from tokenmill.report.browsing import NUM_SAMPLED, browse, choose_documents
@@ -40,6 +41,7 @@ def write_report(
 
 
 def _check_target(path: Path, overwrite: bool) -> None:
+    local_path(path, "-o")
     if path.is_dir():
         raise UsageError(f"{path} is a directory; name a file, such as {path / 'report.html'}")
     if path.exists() and not overwrite:
