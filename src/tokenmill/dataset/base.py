@@ -204,7 +204,7 @@ class PackedRows(Rows):
         return np.concatenate([np.zeros(1, np.int64), *self.documents.lengths()]).cumsum()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_starts"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_starts", "_documents_before")}
 
     @abstractmethod
     def rows_of(self, document: int) -> list[int]:

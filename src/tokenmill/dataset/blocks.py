@@ -21,9 +21,12 @@ from tokenmill.errors import UsageError
 __all__ = ["DEFAULT_BLOCK_TOKENS", "BlockShuffledRows", "shuffle_blocks"]
 
 DEFAULT_BLOCK_TOKENS = 1 << 28
+"""The same on every machine, whatever its cache: ranks must agree on the order, and a state must find it again."""
 _PIECES, _ROWS = 1, 2
 """What a key is for: the order of pieces, or that of the rows of a block."""
 KEPT_EPOCHS = 4
+INDEX_BYTES = 20
+"""What an index has for each document."""
 
 
 def shuffle_blocks(rows: Rows, *, seed: int, block_tokens: int) -> Rows:
@@ -69,6 +72,22 @@ class BlockShuffledRows(Rows):
         """Among how many tokens a row is shuffled, on average."""
         return self.num_tokens // self.num_blocks
 
+    @property
+    def room_bytes(self) -> int:
+        """What a cache must hold: all indexes, and a block and the next one, each with a shard more than its share."""
+        documents = self._rows.documents
+        table = documents.table
+        per_token = sum(one.dtype.itemsize for one in (table, *documents.beside.values()))
+        block = self.shuffled_among + int(table.num_tokens[self._shards].max(initial=0))
+        indexes = INDEX_BYTES * int(table.num_documents.sum())
+        return indexes + per_token * min(2 * block, int(table.num_tokens.sum()))
+
+    @property
+    def fits(self) -> bool:
+        """Whether shards can be fetched a block ahead; else their rows are read where they are."""
+        room = self._rows.documents.table.room_bytes
+        return room is None or self.room_bytes <= room
+
     def _order(self, epoch: int) -> _Order:
         found = self._orders.get(epoch)
         if found is None:
@@ -110,7 +129,7 @@ class BlockShuffledRows(Rows):
 
     def _announce(self, epoch: int, block: int) -> None:
         """Say that this block's shards are wanted, and then the next one's: they are fetched while these are used."""
-        if self._announced == (epoch, block):
+        if self._announced == (epoch, block) or not self.fits:
             return
         self._announced = (epoch, block)
         for number in (block, block + 1):
@@ -139,7 +158,7 @@ class BlockShuffledRows(Rows):
         return {
             "kind": "shuffle-blocks",
             "seed": self._seed,
-            "num_blocks": self.num_blocks,
+            "block_tokens": self._block_tokens,
             "firsts": self._firsts.tolist(),
             "rows": self._rows.describe(),
         }
@@ -147,8 +166,9 @@ class BlockShuffledRows(Rows):
     def title(self) -> str:
         """One line for the tree, with how well it is shuffled."""
         share = self.shuffled_among / self.num_tokens
+        blocks = "1 block" if self.num_blocks == 1 else f"{self.num_blocks:,} blocks"
         return (
-            f"shuffle in {self.num_blocks:,} blocks, seed {self._seed}: each row among {self.shuffled_among:,} tokens, "
+            f"shuffle in {blocks}, seed {self._seed}: each row among {self.shuffled_among:,} tokens, "
             f"{share:.1%} of an epoch"
         )
 

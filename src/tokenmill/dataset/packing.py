@@ -7,6 +7,7 @@ Whatever a packing leaves out is in its `report`.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -26,6 +27,8 @@ Method = Literal["concat", "best-fit", "pad"]
 LONGEST_ROW = (1 << 31) - 1
 MANY_ROWS = 1024
 """From so many rows on it is worth while to have the index in memory."""
+MOST_KEPT_ROWS = 1 << 22
+"""Eight bytes each; of more rows it is not kept where they begin in the index."""
 
 
 def pack(
@@ -101,16 +104,19 @@ class ConcatRows(PackedRows):
 
         With the index in memory this takes a third of the time; to read it is not worth while for a few rows.
         """
-        if len(starts) < MANY_ROWS or not self._keeps_starts:
+        if len(starts) < MANY_ROWS or not self._keeps_starts or self.num_rows > MOST_KEPT_ROWS:
             return self.documents.find_all(starts, self.seq_len)
-        # In order, a search goes where the one before it has just been.
-        order = np.argsort(starts)
-        firsts, lasts = np.empty_like(starts), np.empty_like(starts)
-        firsts[order] = np.searchsorted(self._starts, starts[order], "right") - 1
-        lasts[order] = np.searchsorted(self._starts, starts[order] + (self.seq_len - 1), "right") - 1
-        counts = lasts - firsts + 1
+        rows = starts // self.seq_len
+        firsts = self._documents_before[rows]
+        firsts -= self._starts[firsts] != starts
+        counts = self._documents_before[rows + 1] - firsts
         numbers = np.arange(int(counts.sum())) + (firsts - (np.cumsum(counts) - counts)).repeat(counts)
         return counts, numbers, self._starts[numbers], self._starts[numbers + 1]
+
+    @cached_property
+    def _documents_before(self) -> Integers:
+        """How many documents start before each row."""
+        return np.searchsorted(self._starts, np.arange(self.num_rows + 1) * self.seq_len)
 
     def rows_of(self, document: int) -> list[int]:
         """All rows between its first and its last token."""

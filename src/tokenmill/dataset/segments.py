@@ -17,7 +17,7 @@ __all__ = ["Cover", "Segments", "join_segments"]
 PADDING = -1
 """The document number of what is behind the last document of a row."""
 TOKENS_AT_ONCE = 1 << 16
-"""A few arrays of so many int32 stay in the second-level cache."""
+"""A few arrays of so many values stay in the second-level cache, and two bytes count so many."""
 
 
 class Segments(NamedTuple):
@@ -56,23 +56,24 @@ class Cover:
 
     def __init__(self, segments: Segments, num_rows: int, seq_len: int) -> None:
         self.seq_len = seq_len
-        counts = np.diff(segments.ends, prepend=0)
+        self.edges = np.concatenate([[0], segments.ends])
+        counts = np.diff(self.edges)
         rows = np.repeat(np.arange(num_rows), counts)
-        ids = np.arange(1, len(rows) + 1) - np.repeat(segments.ends - counts, counts)
-        used = np.bincount(rows, segments.lengths.astype(np.float64), num_rows).astype(np.int64)
+        ids = np.arange(1, len(rows) + 1) - np.repeat(self.edges[:-1], counts)
+        used = np.diff(np.concatenate([[0], np.cumsum(segments.lengths)])[self.edges])
         short = np.flatnonzero(used < seq_len)
         if len(short):
             segments, rows, ids = _pad(segments, rows, ids, short, used, seq_len)
-        self.edges = np.concatenate([[0], segments.ends])
+            self.edges = np.concatenate([[0], segments.ends])
         self._edges: list[int] = self.edges.tolist()
         self.rows = rows
-        # The first token of each segment, counted through all rows.
-        self._places = rows * seq_len + segments.starts
+        # The first token of each segment, counted through all rows, of which they leave nothing out.
+        self._places = np.cumsum(segments.lengths) - segments.lengths
         self.starts = segments.starts.astype(np.int32)
         self.lengths = segments.lengths
         self.documents = segments.documents
         self.is_end = segments.is_end & (segments.documents != PADDING)
-        self.ids = ids.astype(np.int32)
+        self._ids = _narrow(ids)
 
     def document_ends(self, start: int, stop: int) -> Integers:
         """Where documents have their last token, counted through the rows from `start` up to `stop`."""
@@ -91,14 +92,14 @@ class Cover:
         """The place of each token in its document's part of the row, for the rows from `start` up to `stop`."""
         counting = _counting(max(TOKENS_AT_ONCE, self.seq_len))
         for segments, tokens, first in self._steps(start, stop):
-            some = out[tokens]
-            places = (self._places[segments] - first).astype(np.int32)
-            np.subtract(counting[: len(some)], places.repeat(self.lengths[segments]), out=some)
+            places = (self._places[segments] - first).astype(counting.dtype).repeat(self.lengths[segments])
+            np.subtract(counting[: len(places)], places, out=places)
+            out[tokens] = places
 
     def fill_segment_ids(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
         """The ids of segments, token by token, for the rows from `start` up to `stop`."""
         for segments, tokens, _ in self._steps(start, stop):
-            out[tokens] = self.ids[segments].repeat(self.lengths[segments])
+            out[tokens] = self._ids[segments].repeat(self.lengths[segments])
 
     def _steps(self, start: int, stop: int) -> Iterator[tuple[slice, slice, int]]:
         """A few rows at a time, which stay in the CPU cache: segments, tokens in the range, and the first of them."""
@@ -129,9 +130,14 @@ class Cover:
         return [segment for segment in found if segment[0] != PADDING]
 
 
+def _narrow(values: Integers) -> npt.NDArray[Any]:
+    """The same in as few bytes as hold them: a value for each token is written once more while it is in the cache."""
+    return values.astype(np.min_scalar_type(int(values.max(initial=0))))
+
+
 @lru_cache(maxsize=8)
-def _counting(count: int) -> npt.NDArray[np.int32]:
-    return np.arange(count, dtype=np.int32)
+def _counting(count: int) -> npt.NDArray[Any]:
+    return _narrow(np.arange(count))
 
 
 def _pad(
