@@ -13,7 +13,7 @@ import zstandard
 
 from tests.hub_server import Hub
 
-__all__ = ["add_named", "card", "jsonl_zst", "parquet", "texts_of"]
+__all__ = ["OPENWEBTEXT_PARQUET", "add_named", "card", "jsonl", "jsonl_zst", "parquet", "texts_of"]
 
 FINEWEB_CARD = """
 configs:
@@ -60,6 +60,18 @@ dataset_info:
   - name: text
     dtype: string
 """
+OPENWEBTEXT_CARD = """
+dataset_info:
+  config_name: plain_text
+  features:
+  - name: text
+    dtype: string
+configs:
+- config_name: plain_text
+  data_files:
+  - split: train
+    path: plain_text/train-*
+"""
 
 
 def texts_of(name: str, count: int = 30) -> list[str]:
@@ -78,8 +90,19 @@ def jsonl_zst(texts: Sequence[str]) -> bytes:
     return zstandard.ZstdCompressor().compress(lines.encode())
 
 
+def jsonl(texts: Sequence[str], key: str = "text") -> bytes:
+    return "".join(json.dumps({key: text}) + "\n" for text in texts).encode()
+
+
 def card(metadata: str) -> bytes:
     return f"---\n{metadata.strip()}\n---\n\n# A data set\n".encode()
+
+
+OPENWEBTEXT_PARQUET = {
+    "README.md": card(OPENWEBTEXT_CARD),
+    **{f"plain_text/train-0000{n}-of-00002.parquet": parquet(texts_of(f"web-{n}")) for n in range(2)},
+}
+"""The same data set without its loading script."""
 
 
 def add_named(hub: Hub) -> None:

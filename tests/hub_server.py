@@ -65,6 +65,8 @@ class Hub(ThreadingHTTPServer):
         self.repositories: dict[str, Repository] = {}
         self.requests: list[str] = []
         self.faults: list[Fault] = []
+        self.renamed: dict[str, str] = {}
+        """What repositories are called that had other names; the old ones are answered with where to go."""
         self.sizes: dict[str, int] = {}
         """What listings say of files, instead of the truth."""
         self.gate = threading.Event()
@@ -153,6 +155,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(refusal.status, json.dumps({"error": refusal.message}).encode(), headers)
 
     def _route(self, path: str, query: dict[str, list[str]], form: dict[str, list[str]]) -> None:
+        for old, new in self.server.renamed.items():
+            if f"datasets/{old}" in path:
+                self._send(307, b"", {"Location": self.path.replace(f"datasets/{old}", f"datasets/{new}")})
+                return
         routes = {
             r"/api/datasets/([^/]+/[^/]+)(?:/revision/([^/]+))?": self._info,
             r"/api/datasets/([^/]+/[^/]+)/tree/([^/]+)(?:/(.*))?": lambda *found: self._tree(*found, query),

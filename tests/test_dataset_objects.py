@@ -112,11 +112,17 @@ def test_the_only_column_of_strings_holds_the_text_unless_another_is_named(tmp_p
 def test_what_cannot_be_read_is_refused_in_a_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     dataset = Dataset.from_dict({"text": ["a"]})
     mixed = IterableDataset.from_generator(lambda: iter([{"text": "a"}, {"text": 7}]))
+    surrogate = IterableDataset.from_generator(lambda: iter([{"text": "a"}] * 300 + [{"text": "b\ud800"}]))
     refused = {
-        "has several splits; pass one of them: 'train', 'test'": DatasetDict(train=dataset, test=dataset),
+        "the dataset is a set of splits, DatasetDict; pass one of them: 'train', 'test'": DatasetDict(
+            train=dataset, test=dataset
+        ),
         "join them with datasets.concatenate_datasets": [dataset, dataset],
         "the dataset has no rows": Dataset.from_dict({"text": []}),
-        "column 'text' of the dataset has values that do not go together": mixed,
+        "the dataset has no column 'text'; it has no columns$": Dataset.from_dict({}),
+        "it has 'messages': pass messages_key='messages' for conversations": Dataset.from_dict({"messages": [[]]}),
+        "column 'text' of the dataset has values in rows 1 to 2 that do not go together": mixed,
+        "column 'text' of the dataset has the lone surrogate .ud800 in row 301, which UTF-8 cannot hold": surrogate,
     }
     for said, value in refused.items():
         with pytest.raises(UsageError, match=said):
@@ -127,6 +133,55 @@ def test_what_cannot_be_read_is_refused_in_a_sentence_and_leaves_nothing(tmp_pat
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"file/\.out\.inputs cannot be written: Not a directory"):
         tokenize(dataset, tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize(
+    ("columns", "flags", "said"),
+    [
+        ({"text": [1, 2], "body": ["a", "b"]}, {}, "column 'text' of the dataset has type int64, and texts are strings; name another with text_key=..."),
+        ({"text": [["a"], ["b"]]}, {}, "has type list<item: string>, and texts are strings"),
+        ({"text": [b"a", b"b"]}, {}, "has type binary, and texts are strings"),
+        ({"m": [{"text": 1}]}, {"text_key": "m.text"}, "column 'm.text' of the dataset has type int64"),
+        ({"text": ["a"], "n": [1]}, {"keep_keys": ["url"]}, "the dataset has no column 'url' to keep; it has 'text', 'n'"),
+        ({"text": ["a"], "m": [{"n": 1}]}, {"keep_keys": ["m.url"]}, "column 'm' of the dataset has no field 'm.url' to keep"),
+    ],
+)  # fmt: skip
+def test_columns_that_give_no_documents_are_refused_before_anything_is_written(
+    tmp_path: Path, columns: dict[str, Any], flags: dict[str, Any], said: str
+) -> None:
+    dataset = Dataset.from_dict(columns)
+    written = [dataset, dataset.to_iterable_dataset(), IterableDataset.from_generator(lambda: iter(dataset))]
+    for one in written:
+        with pytest.raises(UsageError) as refused:
+            tokenize(one, tmp_path / "out", **{"text_key": "text", **flags})
+        assert said in str(refused.value)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_are_counted_through_all_files_that_were_written(tmp_path: Path) -> None:
+    def changing() -> Iterator[dict[str, Any]]:
+        for number in range(400):
+            yield {"text": None if number == 300 else "a", "n": number if number < 256 else str(number)}
+
+    with pytest.raises(
+        tm.DataError, match=r"^the dataset row 301: column 'text' is null; .* stays in .*/\.out\.inputs"
+    ):
+        tokenize(IterableDataset.from_generator(changing), tmp_path / "out", keep_keys=["n"])
+
+
+def test_what_a_transformation_gives_is_asked_again(tmp_path: Path) -> None:
+    """Its fingerprint has its code, and not what it reads."""
+    state = tmp_path / "state"
+    state.write_text("")
+
+    def read(rows: dict[str, list[str]]) -> dict[str, list[str | None]]:
+        return {"text": [state.read_text() or None for _ in rows["text"]]}
+
+    dataset = Dataset.from_dict({"text": ["a", "b"]}).with_transform(read)
+    with pytest.raises(tm.DataError, match="null"):
+        tokenize(dataset, tmp_path / "out")
+    state.write_text("mended")
+    assert texts_of(tokenize(dataset, tmp_path / "out", overwrite=True)) == ["mended", "mended"]
 
 
 def test_a_missing_text_is_a_reject_that_names_its_row(tmp_path: Path) -> None:
@@ -141,7 +196,7 @@ def test_what_a_failed_run_wrote_down_is_used_again_for_the_same_dataset_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = Dataset.from_dict({"text": [*TEXTS, None]})
-    with pytest.raises(tm.DataError, match=f"rows-000000000000.parquet row {len(TEXTS) + 1}"):
+    with pytest.raises(tm.DataError, match=f"the dataset row {len(TEXTS) + 1}: column 'text' is null"):
         tokenize(dataset, tmp_path / "out")
     folder = tmp_path / ".out.inputs"
     assert sorted(path.name for path in folder.iterdir()) == [".complete.json", "rows-000000000000.parquet"]

@@ -16,6 +16,8 @@ from tests.conftest import make_texts, write_jsonl
 from tests.running import tokenmill
 from tokenmill.errors import UsageError
 from tokenmill.estimation import Estimate, estimate, surveying
+from tokenmill.inputs import Input
+from tokenmill.pipeline import preparing
 from tokenmill.pipeline.request import Request
 
 
@@ -65,6 +67,39 @@ def test_large_inputs_are_read_in_places(
     # Row groups of equal size have no spread.
     assert found.documents.is_exact == (kind == "parquet")
     check(found, tm.tokenize(path, tmp_path / "out", tokenizer=str(tiny_tokenizer)), margin=0.15)
+
+
+@pytest.mark.parametrize("reads_all_bytes", [10**9, 20_000])
+def test_files_of_a_sample_speak_for_as_many_as_they_stand_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads_all_bytes: int
+) -> None:
+    monkeypatch.setattr(surveying, "READ_ALL_BYTES", reads_all_bytes)
+    monkeypatch.setattr(surveying, "PLACE_BYTES", 4_000)
+    few = write_jsonl(tmp_path / "few.jsonl", ["a few words " * 40] * 100)
+    many = write_jsonl(tmp_path / "many.jsonl", ["x"] * 400)
+    inputs = [Input(str(few)), Input(str(many), weight=25.0)]
+    monkeypatch.setattr(preparing, "expand_inputs", lambda *_, **__: inputs)
+    found = estimate_of(few, "bytes")
+    documents, text_bytes = 100 + 25 * 400, 100 * 480 + 25 * 400
+    assert found.documents.value == pytest.approx(documents, rel=0.03)
+    assert found.text_bytes.value == pytest.approx(text_bytes, rel=0.03)
+    assert found.tokens.value == pytest.approx(text_bytes + documents, rel=0.1)
+    assert not found.documents.is_exact
+    assert any("2 files were looked at, and stand for all" in note for note in found.notes)
+
+
+def test_text_that_stands_for_much_is_encoded_as_much_more(
+    tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = write_jsonl(tmp_path / "words.jsonl", ["the same words and " * 100] * 200)
+    digits = write_jsonl(tmp_path / "digits.jsonl", [f"{number:x}" * 300 for number in range(10**6, 10**6 + 200)])
+    inputs = [Input(str(words)), Input(str(digits), weight=25.0)]
+    monkeypatch.setattr(preparing, "expand_inputs", lambda *_, **__: inputs)
+    found = estimate_of(words, tiny_tokenizer)
+    monkeypatch.undo()
+    one, many = (tm.tokenize(path, tmp_path / path.stem, tokenizer=str(tiny_tokenizer)) for path in (words, digits))
+    tokens = one.manifest.num_tokens + 25 * many.manifest.num_tokens
+    assert found.tokens.value == pytest.approx(tokens, rel=0.03)
 
 
 def test_supervised_data_is_rendered_first(tmp_path: Path, tiny_tokenizer: Path) -> None:

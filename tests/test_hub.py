@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -12,18 +13,26 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from tests.hub_repositories import add_named, card, jsonl_zst, parquet, texts_of
+from tests.hub_repositories import OPENWEBTEXT_PARQUET, add_named, card, jsonl, jsonl_zst, parquet, texts_of
 from tests.hub_server import TOKEN, Hub, serving
 from tests.running import ids_of, sentence, snapshot, start, tokenmill, wait_for
 from tests.running import texts_of as texts_in
 from tokenmill.errors import UsageError
 from tokenmill.inputs import Input, text_key_of
+from tokenmill.inputs.hub.counting import count_documents
+from tokenmill.inputs.hub.names import parse
+from tokenmill.inputs.hub.refusals import explain
+from tokenmill.inputs.hub.repository import File
+from tokenmill.inputs.hub.sampling import choose_some
 from tokenmill.store.store import TokenStore
 
+MESSAGE = pa.struct({"role": pa.string(), "content": pa.string()})
 PROBE = """
 import json, sys
 import tokenmill.errors, tokenmill.inputs, tokenmill.progress
@@ -54,6 +63,8 @@ def hub(_hub: Hub) -> Hub:
     """The server with the named data sets, and no memory of other tests."""
     _hub.requests.clear()
     _hub.faults.clear()
+    _hub.renamed.clear()
+    _hub.sizes.clear()
     _hub.gate.set()
     return _hub
 
@@ -137,6 +148,76 @@ def test_each_name_gives_the_files_of_its_train_split(hub: Hub, client: Client) 
     assert any("sample-10BT" in note for note in found[0]["notes"])
     # Only what is needed is listed: the card says where the sample is.
     assert hub.asked(r"tree/\w+/sample") and not hub.asked(r"fineweb-edu/tree/\w+$")
+
+
+def test_openwebtext_is_also_found_where_it_is_parquet(hub: Hub, client: Client) -> None:
+    script = hub.repositories["Skylion007/openwebtext"]
+    try:
+        hub.add("Skylion007/openwebtext", OPENWEBTEXT_PARQUET)
+        (answer,) = client.find("openwebtext")
+    finally:
+        hub.repositories["Skylion007/openwebtext"] = script
+    names = [f"datasets/Skylion007/openwebtext/plain_text/train-0000{n}-of-00002.parquet" for n in (0, 1)]
+    assert [file[0] for file in answer["files"]] == names
+    assert answer["notes"][0] == "split      train of Skylion007/openwebtext:plain_text"
+
+
+def test_a_name_takes_a_revision(hub: Hub, client: Client) -> None:
+    commit = hub.repositories["roneneldan/TinyStories"].refs["main"]
+    assert client.names(f"tinystories@{commit}", f"TinyStories@{commit}:validation") == client.names(
+        "tinystories", "tinystories:validation"
+    )
+
+
+def test_the_kind_of_file_is_asked_of_the_split_and_not_of_everything(hub: Hub, client: Client) -> None:
+    lines = jsonl(["a", "b"])
+    hub.add("me/mix", {"data/train-00000-of-00001.parquet": parquet(["a"]), "notes.txt": b"n", "changes.txt": b"c"})
+    hub.add("me/lines", {"train/a.json": lines, "train/b.jsonl": lines, "train/c.jsonl": lines, "train/d.txt": b"d"})
+    hub.add("me/notice", {f"train/{name}.parquet": parquet(["a"]) for name in ("alpha", "notice", "license-texts")})
+    table = hub.add("me/table", {"train.csv": b"text\na\n", "test.csv": b"text\na\n", "vocab.txt": b"wrong"})
+    table.commit({"default/train/0000.parquet": parquet(["a"])}, "refs/convert/parquet")
+    mix, several, notice, converted = client.find("me/mix", "me/lines", "me/notice", "me/table")
+    assert [file[0] for file in mix["files"]] == ["datasets/me/mix/data/train-00000-of-00001.parquet"]
+    assert [Path(file[0]).name for file in several["files"]] == ["a.json", "b.jsonl", "c.jsonl"]
+    assert any("1 data file is of another kind than most, and left out" in note for note in several["notes"])
+    assert len(notice["files"]) == 3
+    assert [file[0] for file in converted["files"]] == [
+        "datasets/me/table@refs/convert/parquet/default/train/0000.parquet"
+    ]
+    assert any("me/table is in .csv files, which are not read; its Parquet from" in note for note in converted["notes"])
+
+
+def test_metadata_in_a_file_of_its_own_goes_before_that_of_the_card(hub: Hub, client: Client) -> None:
+    files = {
+        "README.md": card("configs:\n- config_name: default\n  data_files: bad/*.jsonl\nlicense: mit"),
+        ".huggingface.yaml": b"configs:\n- config_name: default\n  data_files: good/*.jsonl\n",
+        "good/a.jsonl": jsonl(["good"]),
+        "bad/b.jsonl": jsonl(["bad"]),
+    }
+    hub.add("me/yaml", files)
+    assert client.names("me/yaml") == [["me/yaml/good/a.jsonl"]]
+
+
+def test_files_with_any_name_can_be_named(hub: Hub, client: Client) -> None:
+    names = ["co:lon.jsonl", "br[1].jsonl", "q?.jsonl", "with space.jsonl", "50%.jsonl", "a#b.jsonl"]
+    hub.add("me/names", {f"d/{name}": jsonl([name]) for name in names} | {"d/br1.jsonl": jsonl(["other"])})
+    found = client.find(*(f"hf://datasets/me/names/d/{name}" for name in names))
+    assert [[file[0] for file in answer["files"]] for answer in found] == [[f"datasets/me/names/d/{n}"] for n in names]
+    assert [Path(answer["files"][0][1]).read_bytes() for answer in found] == [jsonl([name]) for name in names]
+
+
+def test_a_renamed_repository_is_called_what_it_is_called_by_now(hub: Hub, client: Client) -> None:
+    hub.add("me/new", {"train.jsonl": jsonl(["a"] * 300)})
+    hub.renamed["old/name"] = "me/new"
+    (online,) = client.find("old/name")
+    assert [file[0] for file in online["files"]] == ["datasets/me/new/train.jsonl"]
+    (offline,) = client.find("old/name", HF_HUB_OFFLINE="1")
+    assert offline["files"] == online["files"]
+
+
+def test_empty_files_are_told(hub: Hub, client: Client) -> None:
+    hub.add("me/empty", {"train-1.jsonl": b"", "train-2.jsonl": b""})
+    assert any("all of them are empty" in note for note in client.find("me/empty")[0]["notes"])
 
 
 def test_configurations_and_splits_follow_colons(client: Client) -> None:
@@ -264,6 +345,12 @@ def test_a_commit_that_leaves_the_data_alone_changes_nothing_and_one_that_does_n
     assert "train.jsonl has other content than when out was begun" in refused
     (pinned,) = client.find(f"me/moving@{first}")
     assert Path(pinned["files"][0][1]).read_bytes() == files["train.jsonl"]
+    assert client.tokenize(f"me/moving@{first}", "-o", "out").returncode == 0
+    (twice,) = client.refusals([f"me/moving@{first}", "me/moving"])
+    assert twice.startswith(
+        f"datasets/me/moving/train.jsonl is given at two revisions, hf://datasets/me/moving@{first} and"
+    )
+    assert client.names([f"me/moving@{first}", f"hf://datasets/me/moving@{first}"]) == [["me/moving/train.jsonl"]]
 
 
 def test_a_gated_data_set_needs_a_token_which_goes_nowhere_else(hub: Hub, client: Client) -> None:
@@ -300,7 +387,10 @@ def test_what_cannot_be_found_is_said_in_a_sentence(hub: Hub, client: Client) ->
         },
     )
     hub.add("me/script", {"script.py": b"import datasets", "data.csv": b"a,b"})
-    hub.add("me/images", {"a.png": b"png"})
+    images = hub.add("me/images", {"a.png": b"png"})
+    hub.add("me/tables", {"d/a.csv": b"a,b", "d/b.csv": b"a,b", "d/c.txt": b"c"})
+    images.refs["v1"] = images.refs["main"]
+    hub.add("me/code", {"a.py": b"pass"})
     hub.add("me/part", {"part.py": b"import datasets"}).commit(
         {"default/partial-train/0000.parquet": parquet(["a"])}, "refs/convert/parquet"
     )
@@ -312,16 +402,21 @@ def test_what_cannot_be_found_is_said_in_a_sentence(hub: Hub, client: Client) ->
         "hf://datasets/tinystories": "expected hf://datasets/owner/name",
         "hf://models/a/b": "expected hf://datasets/owner/name",
         "tinystories:foo": "roneneldan/TinyStories has no split 'foo'; there is train and validation",
-        "finewebedu:sample-1BT": "has no configuration 'sample-1BT'; there is default, sample-10BT and CC-MAIN-2013-20",
+        "finewebedu:sample-1BT": "has no configuration 'sample-1BT'; there is default, sample-10BT and CC-MAIN-2013-20; and the default one, default, has no such split; there is train",
         "wikitext-103:nothing:train": "Salesforce/wikitext has no configuration 'nothing'",
         "me/several": "none is the default; write me/several:NAME, there is en and de",
         "me/valid": "me/valid has no train split; there is validation and test",
         "me/script": "is a loading script, script.py, which is not run, and the Hub has no Parquet of it",
-        "me/images": "has no Parquet, JSON lines, JSON or text, and the Hub has no Parquet of it",
+        "me/images": "is in .png files, which are not read, and the Hub has no Parquet of it",
+        "me/code": "has no Parquet, JSON lines, JSON or text, and the Hub has no Parquet of it",
+        "me/images@v1": "is in .png files, which are not read, and the Hub converts only what is on main",
         "me/part": "has converted a part of me/part only; to take that part, write me/part:default:partial-train",
-        "me/valid@v9": "it has no revision 'v9'; expected a branch, a tag or a commit",
-        "hf://datasets/me/valid/none/*.txt": "nothing at none/\\*.txt of me/valid is Parquet",
-        "hf://datasets/me/images/": "has no Parquet",
+        "me/valid@v9": "it has no revision 'v9'; expected a branch, a tag or a commit, with %2F for a slash",
+        "hf://datasets/me/valid/none/*.txt": "no file of me/valid matches none/\\*.txt",
+        "hf://datasets/me/valid/none": "nothing at none of me/valid is Parquet, JSON lines, JSON or text$",
+        "hf://datasets/me/valid/valid.txt:test": "; a split is written behind the name, me/valid:SPLIT",
+        "hf://datasets/me/images/": "is in .png files",
+        "hf://datasets/me/tables/d": "the data at d of me/tables is in .csv files, which are not read; expected Parquet",
     }  # fmt: skip
     for item, refusal in zip(expected, client.refusals(*expected), strict=True):
         assert re.search(expected[item], refusal), refusal
@@ -336,7 +431,9 @@ def test_what_is_on_this_machine_is_never_looked_for_on_the_hub(hub: Hub, client
     here, slip, file = client.find("tinystories", "me/slip", "data/train.jsonl")
     assert [found[1] for found in here["files"]] == ["tinystories/a.jsonl"]
     assert here["notes"] == ["tinystories is read from here; the data set is hf://datasets/roneneldan/TinyStories"]
-    assert slip["error"] == "input me/slip does not exist"
+    assert slip["error"] == (
+        "input me/slip does not exist in the folder me; for the data set of the Hub, write hf://datasets/me/slip"
+    )
     assert file["error"] == "input data/train.jsonl does not exist"
     assert not hub.asked("datasets")
 
@@ -361,12 +458,84 @@ def test_a_server_that_does_not_recover_is_said_in_a_sentence(hub: Hub, client: 
     assert client.refusals("tinystories") == [f"input tinystories: {hub.endpoint} answers 503; try again later"]
 
 
+def test_refusals_of_the_server_are_told_by_what_can_be_done(hub: Hub, client: Client) -> None:
+    hub.add("me/refused", {"train.jsonl": jsonl(["a"])})
+    expected = {
+        429: "has had too many requests from here (429); wait some minutes and run the same command again",
+        403: "the Hub wants to know who asks (403); set HF_TOKEN, or run hf auth login; see",
+        418: f"answers 418; see {hub.endpoint}/datasets/me/refused",
+    }
+    for status, said in expected.items():
+        hub.faults.clear()
+        hub.fail("/api/datasets/me/refused", status, times=100)
+        assert said in client.refusals("me/refused")[0]
+    hub.faults.clear()
+    hub.fail("/api/datasets/me/refused", 403, times=100)
+    assert "refuses the token in HF_TOKEN" in client.refusals("me/refused", HF_TOKEN=TOKEN)[0]
+
+
+def test_a_file_that_could_not_be_fetched_is_not_said_to_be_gone() -> None:
+    """The client says so by an error of its own, around that of the server; to have it give up takes a minute."""
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+    def answer(status: int) -> Any:
+        return SimpleNamespace(status_code=status, headers={}, request=None)
+
+    for status, said in ((429, "too many requests from here"), (500, "answers 500; try again later")):
+        error = LocalEntryNotFoundError("not in the cache")
+        error.__cause__ = HfHubHTTPError("refused", response=answer(status))
+        assert said in str(explain(error, parse("me/data")))
+    gone = EntryNotFoundError("not found")
+    gone.response = answer(404)
+    assert "a file of it is gone" in str(explain(gone, parse("me/data")))
+
+
+def test_a_home_that_is_a_file_is_said_in_a_sentence(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (refused,) = client.refusals("tinystories", HF_HOME=str(tmp_path / "file"))
+    assert refused.startswith(f"{tmp_path}/file/")
+    assert refused.endswith("cannot be written: Not a directory; set HF_HOME to a folder that can be")
+
+
+def test_what_another_program_has_put_into_the_cache_is_read_without_a_network(hub: Hub, client: Client) -> None:
+    parts = {f"data/train-0000{n}-of-00003.parquet": parquet(texts_of(str(n), 200)) for n in range(3)}
+    repository = hub.add("me/cluster", {"README.md": b"# x", **parts})
+    repository.refs["v1"] = repository.refs["main"]
+    fetch = "import huggingface_hub as h, sys; print(h.snapshot_download('me/cluster', repo_type='dataset', revision=sys.argv[1]))"
+    commit = repository.refs["main"]
+    for revision in ("main", "v1"):
+        subprocess.run(
+            [sys.executable, "-c", fetch, revision], env=client.environment(), check=True, capture_output=True
+        )
+    items = ["me/cluster", "me/cluster@v1", f"me/cluster@{commit}", "hf://datasets/me/cluster/data/*-00001-*"]
+    offline = client.find(*items, HF_HUB_OFFLINE="1")
+    for answer, count in zip(offline, (3, 3, 3, 1), strict=True):
+        assert len(answer.get("files", [])) == count, answer
+        assert answer["notes"][0] == (
+            "HF_HUB_OFFLINE is set; the files of me/cluster that another program has put into the cache are taken for "
+            "all of it"
+        )
+        assert {file[3] for file in answer["files"]} == {f"hf://datasets/me/cluster@{commit}"}
+    Path(offline[0]["files"][1][1]).unlink()
+    (part,) = client.refusals("me/cluster", HF_HUB_OFFLINE="1")
+    assert part.startswith("input me/cluster: the cache does not have data/train-00001-of-00003.parquet of me/cluster")
+    assert "-00001-of-" in client.refusals("hf://datasets/me/cluster/data/*.parquet", HF_HUB_OFFLINE="1")[0]
+    assert len(client.names("hf://datasets/me/cluster/data/*-00000-*", HF_HUB_OFFLINE="1")[0]) == 1
+    (client.home / "hub/datasets--me--cluster/snapshots" / commit / "c4-train.00001-of-00002.json.gz").write_bytes(b"")
+    (dotted,) = client.refusals("hf://datasets/me/cluster/*.json.gz", HF_HUB_OFFLINE="1")
+    assert "the cache does not have c4-train.00000-of-00002.json.gz of me/cluster, one of 2 such files" in dotted
+    assert "the cache does not have all of it" in client.refusals("me/cluster@v2", HF_HUB_OFFLINE="1")[0]
+
+
 def test_without_a_network_the_cache_answers_for_all_or_nothing(hub: Hub, client: Client) -> None:
     (online,) = client.find("finewebedu")
-    for env in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
+    for env, why in (
+        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "the Hub does not answer"),
+    ):
         (answer,) = client.find("finewebedu", **env)
         assert answer["files"] == online["files"]
-        assert any("as the cache knows it" in note for note in answer["notes"])
+        assert answer["notes"][0] == f"{why}; finewebedu is taken as the cache knows it"
     missing = Path(online["files"][1][1])
     missing.resolve().unlink()
     missing.unlink()
@@ -401,9 +570,14 @@ def test_the_only_field_of_strings_is_the_text_unless_another_is_named(
     features = "dataset_info:\n  features:\n  - {name: story, dtype: string}\n  - {name: n, dtype: int64}"
     hub.add("me/one", {"train.parquet": one})
     hub.add("me/two", {"train.parquet": two})
-    hub.add("me/story", {"README.md": card(features), "train.jsonl": b'{"story": "s", "n": 1}\n'})
-    keys = [answer["files"][0][2] for answer in client.find("me/one", "me/two", "me/story")]
-    assert keys == ["content", None, "story"]
+    hub.add("me/story", {"README.md": card(features), "train.jsonl": b'{"story": "s", "n": 1, "id": "1"}\n'})
+    other = "dataset_info:\n- config_name: other\n  features:\n  - {name: wrong, dtype: string}"
+    hub.add("me/stale", {"README.md": card(other), "train.parquet": one})
+    hub.add("me/wrong", {"README.md": card(features), "train.parquet": one})
+    hub.add("me/plain", {"train.jsonl.zst": jsonl_zst(["a"]), "test.jsonl": jsonl(["a"], "content")})
+    names = ["me/one", "me/two", "me/story", "me/stale", "me/wrong", "me/plain", "me/plain:test"]
+    keys = [answer["files"][0][2] for answer in client.find(*names)]
+    assert keys == ["content", None, "story", "content", "content", "text", "content"]
     done = client.tokenize("me/one", "-o", "one")
     assert done.returncode == 0, done.stderr
     assert "in 'content', the only field of strings" in done.stderr
@@ -411,6 +585,16 @@ def test_the_only_field_of_strings_is_the_text_unless_another_is_named(
     assert TokenStore(tmp_path / "one").manifest.settings["text-key"] == "content"
     assert client.tokenize("me/two", "-o", "two", "--text-key", "content").returncode == 0
     assert texts_in(TokenStore(tmp_path / "two")) == texts_of("body")
+
+
+def test_conversations_without_their_flag_are_refused_with_it(hub: Hub, client: Client) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    line = json.dumps({"messages": messages, "id": "7"}).encode()
+    hub.add("me/chat", {"train.jsonl": line})
+    hub.add("me/columns", {"train.parquet": parquet([], "unused", messages=pa.array([], pa.list_(MESSAGE)))})
+    for name in ("me/chat", "me/columns"):
+        refused = sentence(client.tokenize(name, "-o", "out", "--text-key", "text"))
+        assert "--messages-key messages for conversations" in refused
 
 
 def test_inputs_with_their_text_in_different_fields_need_a_word_from_the_user() -> None:
@@ -434,8 +618,63 @@ def test_with_a_limit_no_more_files_are_fetched_than_it_needs(hub: Hub, client: 
     store = TokenStore(tmp_path / "out")
     assert texts_in(store) == [text for some in texts for text in some][:120]
     assert len(store.manifest.inputs) == 3
+    arrays = {f"train-{number}.json.gz": gzip.compress(jsonl(some)) for number, some in enumerate(texts)}
+    hub.add("me/gzipped", arrays)
+    hub.add("me/texts", {f"train-{number}.txt": f"text {number}".encode() for number in range(9)})
+    gzipped, plain = client.find("me/gzipped", "me/texts", limit=4)
+    assert [len(answer["files"]) for answer in (gzipped, plain)] == [1, 4]
     verified = tokenmill("verify", "out", "--against", "me/parts", env=client.environment(), cwd=client.folder)
     assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_documents_are_never_counted_too_many(tmp_path: Path) -> None:
+    contents = {
+        "a.jsonl": (b'{"text": "a"}\n{"text": "b"}\nbroken\n', 2),
+        "a.json": (b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}', 2),
+        "array.json": (b'[\n{"text": "a"},\n{"text": "b"}\n]', 1),
+        "one.json": (b'{"data": [\n{"text": "a"},\n{"text": "b"}\n]}', 1),
+        "empty.json": (b"[]", 0),
+        "a.txt": (b"a\nb\n", 1),
+        "blank.txt": (b" \n\n", 0),
+        "bad.parquet": (b"PAR1", 0),
+    }
+    for name, (content, count) in contents.items():
+        (tmp_path / name).write_bytes(content)
+        assert count_documents(str(tmp_path / name), 100) == count, name
+
+
+def test_an_estimate_fetches_a_few_files_that_stand_for_all(hub: Hub, client: Client, tmp_path: Path) -> None:
+    # As large as real ones in the listing only.
+    texts = {f"train-{number:02d}.jsonl.zst": texts_of(f"part {number}", 20 + number) for number in range(40)}
+    hub.add("me/large", {name: jsonl_zst(some) for name, some in texts.items()})
+    hub.sizes.update(dict.fromkeys(texts, 25_000_000))
+    arguments = ["me/large", "--tokenizer", "bytes", "--json"]
+    done = tokenmill("estimate", *arguments, env=client.environment(), cwd=client.folder)
+    assert done.returncode == 0, done.stderr
+    assert len(hub.asked("HEAD .*train-")) == 10
+    assert "10 of these files are fetched, and stand for all" in done.stderr
+    found = json.loads(done.stdout)
+    documents = sum(map(len, texts.values()))
+    low, high = found["intervals"]["documents"]
+    assert low < documents < high
+    assert abs(found["documents"] / documents - 1) < 0.05
+    assert any("10 files were looked at, and stand for all" in note for note in found["notes"])
+    dry = client.tokenize("me/large", "-o", "out", "--dry-run")
+    assert dry.returncode == 0 and not (tmp_path / "out").exists()
+    hub.requests.clear()
+    limited = client.tokenize("me/large", "-o", "out", "--dry-run", "--limit", "25")
+    assert re.search(r"documents +25\n", limited.stdout), limited.stderr
+    assert len(hub.asked("HEAD .*train-")) <= 2
+
+
+def test_files_of_a_sample_are_spread_evenly_and_are_few() -> None:
+    def choose(count: int, size: int) -> list[int]:
+        return [int(path) for path in choose_some({str(number): File(size, "") for number in range(count)})]
+
+    assert choose(59_000, 15_000_000)[:2] == [1843, 5531] and len(choose(59_000, 15_000_000)) == 16
+    assert choose(14, 2_000_000_000) == [3, 10]
+    assert choose(2, 2_000_000_000) == [0, 1]
+    assert choose(100, 1000) == list(range(100))
 
 
 def test_ctrl_c_while_fetching_ends_the_run_at_once_and_the_next_one_goes_on(

@@ -1,9 +1,10 @@
 """`estimate`: what a run would give and take, from a sample of its inputs, before it is started.
 
 Documents and text are counted, not guessed, where all of the input can be read in a few seconds; else
-they are extrapolated from places spread evenly over it. Only snippets of the text are encoded, some hundred
-bytes each from as many documents as possible: what differs most between texts is their language, and neighbouring
-sentences have the same. Every figure comes with an interval that holds in 19 cases of 20.
+they are extrapolated from places spread evenly over it, which of a large data set of the Hub are in a few of its files.
+Only snippets of the text are encoded, some hundred bytes each from as many documents as possible: what differs most
+between texts is their language, and neighbouring sentences have the same. Every figure comes with an interval that
+holds in 19 cases of 20.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def estimate(
         raise UsageError(f"--sample {share} must be above 0 and at most 1")
     if seq_len is not None:
         whole_number(seq_len, "--seq-len", 1)
-    prepared = prepare(request, display)
+    prepared = prepare(request, display, is_sample=True)
     tokenizer, policy = prepared.tokenizer, prepared.settings.policy
     budget = make_budget(request, len(tokenizer.files[tokenizer.main_file]))
     engine = create(prepared.choice.engine, tokenizer, policy.special_tokens)

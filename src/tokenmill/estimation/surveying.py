@@ -35,34 +35,52 @@ class Survey:
         self._options = prepared.settings.reading
         renderer = prepared.settings.renderer(prepared.tokenizer)
         self._render: Render | None = renderer.render if renderer is not None else None
-        self.disk_bytes = sum(file.bytes for file in files)
+        self._weights = prepared.weights or (1.0,) * len(files)
+        self.disk_bytes = sum(file.bytes * weight for file, weight in zip(files, self._weights, strict=True))
         self.total_bytes = sum(file.text_bytes for file in files)
-        self.reads_all = self.total_bytes <= READ_ALL_BYTES
+        self._is_sampled = any(weight != 1.0 for weight in self._weights)
+        self._reads_whole = self.total_bytes <= READ_ALL_BYTES
+        self.reads_all = self._reads_whole and not self._is_sampled
+        """Whether the figures are counts: no file is left out, and no part of one."""
         wanted = self.total_bytes * (share if share is not None else DEFAULT_SAMPLE)
         if share is None:
             wanted = min(max(wanted, LEAST_SAMPLE), MOST_SAMPLE, self.total_bytes)
-        self._distance = max(1.0, SNIPPET_BYTES * self.total_bytes / max(1.0, wanted))
+        self._distance = self._mean_distance = max(1.0, SNIPPET_BYTES * self.total_bytes / max(1.0, wanted))
         self._until_next = self._distance / 2
+        # Of files that stand for many, as many more snippets: all text has to have the same chance.
+        self._mean_weight = self.disk_bytes / max(1, sum(file.bytes for file in files))
         self.snippets: list[str] = []
         self.num_text_bytes = self.num_rejects = 0
         self.sizes = array("q")
         """Bytes of text of each document that was read."""
-        self.places: list[tuple[float, int, int]] = []
+        self.places: list[tuple[float, float, float]] = []
         """Bytes on disk, bytes of text, and documents of each place."""
         self.seconds = 0.0
         self.notes: list[str] = []
 
     def read(self) -> None:
         """Read all inputs, or as much of them as takes seconds."""
-        for number, file in enumerate(self._files):
-            started = time.perf_counter()
-            if self.reads_all or file.bytes == 0:
+        for number, (file, weight) in enumerate(zip(self._files, self._weights, strict=True)):
+            started, num_places = time.perf_counter(), len(self.places)
+            self._distance = max(SNIPPET_BYTES, self._mean_distance * self._mean_weight / weight)
+            if self._reads_whole or file.bytes == 0:
                 self._count(read_span(file, Span(number), self._options, self._render), file.bytes)
             elif file.format == "parquet" or (file.compression == "none" and file.format in {"jsonl", "text"}):
                 self._read_places(number, file)
             else:
                 self._read_start(file)
+            if self._is_sampled:
+                self._weigh(num_places, file.bytes * weight)
             self.seconds += time.perf_counter() - started
+        if self._is_sampled:
+            files = "1 file was" if len(self._files) == 1 else f"{len(self._files):,} files were"
+            self._note(f"{files} looked at, and stand for all of the data set; the others may differ")
+
+    def _weigh(self, first: int, size: float) -> None:
+        """Have the places of a file speak together for all that it stands for; files differ more than places of one."""
+        together = np.array(self.places[first:], np.float64).reshape(-1, 3).sum(axis=0)
+        disk_bytes, text_bytes, documents = (together * size / max(1.0, together[0])).tolist()
+        self.places[first:] = [(disk_bytes, text_bytes, documents)]
 
     def _read_places(self, number: int, file: InputFile) -> None:
         """Some of the spans that an input can be cut into, evenly spread."""

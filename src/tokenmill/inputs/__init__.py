@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import cast
 
 from tokenmill.errors import UsageError
-from tokenmill.inputs.base import Backend, Expansion, Input
-from tokenmill.inputs.hub.names import could_be_on_hub, name_of, suggest
+from tokenmill.inputs.base import Backend, Expansion, Extent, Input
+from tokenmill.inputs.hub.names import could_be_on_hub, explain_absence, name_of
 from tokenmill.inputs.local import is_here
 from tokenmill.progress import Display, Silence
 
@@ -26,18 +26,21 @@ SCHEMES = {"hf": "hub", "s3": "objects", "gs": "objects", "az": "objects"}
 DEFAULT_TEXT_KEY = "text"
 
 
-def expand_inputs(inputs: Sequence[str], display: Display | None = None, limit: int | None = None) -> list[Input]:
+def expand_inputs(
+    inputs: Sequence[str], display: Display | None = None, limit: int | None = None, *, is_sample: bool = False
+) -> list[Input]:
     """The files that paths, globs, URLs and `@lists` of them stand for, in the order given.
 
     A file that several of them reach is read once, at its first place; one that is named twice is refused, because
     it cannot be told whether that is meant. Files that have to be fetched first are, and `display` shows it; no more
-    of them than `limit` documents need.
+    of them than `limit` documents need, and for a sample a few with weights.
     """
     display = display or Silence()
+    extent = Extent(limit, is_sample=is_sample and limit is None)
     named: dict[str, bool] = {}
     found: list[Input] = []
     for item in _with_lists(inputs):
-        files, is_named = _backend_of(item, display).expand(item, display, limit)
+        files, is_named = _backend_of(item, display).expand(item, display, extent)
         for file in files:
             key = file.path if "://" in file.path else os.path.abspath(file.path)
             if key not in named:
@@ -49,7 +52,19 @@ def expand_inputs(inputs: Sequence[str], display: Display | None = None, limit: 
                 named[key] = named[key] or is_named
     if not found:
         raise UsageError("no input files were given")
+    _check_revisions(found)
     return found
+
+
+def _check_revisions(inputs: Iterable[Input]) -> None:
+    """Refuse a file of the Hub at two revisions: a manifest has one name for both, and most of it would come twice."""
+    origins: dict[str, str | None] = {}
+    for item in inputs:
+        if item.name is not None and origins.setdefault(item.name, item.origin) != item.origin:
+            raise UsageError(
+                f"{item.name} is given at two revisions, {origins[item.name]} and {item.origin}; name one of them, or "
+                "make a store of each"
+            )
 
 
 def _with_lists(inputs: Iterable[str]) -> Iterator[str]:
@@ -84,7 +99,7 @@ def _backend_of(item: str, display: Display) -> Backend:
         return _load("local")
     if could_be_on_hub(item):
         return _load("hub")
-    raise UsageError(f"input {item} does not exist{suggest(item)}")
+    raise UsageError(f"input {item}{explain_absence(item)}")
 
 
 def _load(module: str) -> Backend:

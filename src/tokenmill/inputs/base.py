@@ -8,7 +8,19 @@ import msgspec
 
 from tokenmill.progress import Display
 
-__all__ = ["Backend", "Expansion", "Input"]
+__all__ = ["ALL", "Backend", "Expansion", "Extent", "Input"]
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """How much of the inputs is wanted; who does not know how to give less gives all."""
+
+    documents: int | None = None
+    """Files that have so many documents suffice."""
+    is_sample: bool = False
+    """A few files that stand for all suffice."""
+
+
+ALL = Extent()
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -22,6 +34,8 @@ class Input(msgspec.Struct, frozen=True):
     """The field that holds the text, where whoever publishes the input says so."""
     origin: str | None = None
     """What it was fetched from, down to the revision: `hf://datasets/owner/name@5f2c91...`."""
+    weight: float = 1.0
+    """In a sample: how many times its own size it stands for."""
 
 
 class Expansion(NamedTuple):
@@ -35,8 +49,5 @@ class Expansion(NamedTuple):
 class Backend(Protocol):
     """A module of this folder: files of one kind."""
 
-    def expand(self, item: str, display: Display, limit: int | None) -> Expansion:
-        """The files that an item stands for, sorted; a `UsageError` where there is none.
-
-        With a limit, those suffice that have so many documents; who does not know may give all.
-        """
+    def expand(self, item: str, display: Display, extent: Extent) -> Expansion:
+        """The files that an item stands for, sorted; a `UsageError` where there is none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -19,9 +20,9 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.errors import StoreError, UsageError
+from tokenmill.errors import DataError, StoreError, UsageError
 from tokenmill.files import sync_directory, write_durably
-from tokenmill.inputs.columns import only_text_column
+from tokenmill.inputs.columns import STRINGS, find_type, only_text_column
 from tokenmill.progress import Display, Preparation
 
 __all__ = ["Wanted", "find_text_key", "is_dataset", "staged"]
@@ -33,6 +34,10 @@ GROUP_BYTES = 4 << 20
 FILE_BYTES = 1 << 30
 SHOW_SECONDS = 0.25
 COMPLETE = ".complete.json"
+FILE_NAME = re.compile(r"rows-(\d{12})\.parquet")
+"""With the number of its first row, so that a row of a file is a row of the dataset."""
+ROW = re.compile(r"row (\d+)")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,11 +51,46 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     def columns(self, names: Sequence[str]) -> list[str]:
         """The columns of a dataset that hold these fields."""
         keys = (*self.keys, *self.kept)
-        found = [name for name in names if any(key == name or key.startswith(f"{name}.") for key in keys)]
-        if not any(key == name or key.startswith(f"{name}.") for key in self.keys for name in found):
-            have = ", ".join(map(repr, names))
-            raise UsageError(f"the dataset has no column {self.keys[0]!r}; it has {have}: pass text_key=...")
+        found = [name for name in names if any(_is_in(key, name) for key in keys)]
+        if not any(_is_in(key, name) for key in self.keys for name in found):
+            raise UsageError(f"the dataset has no column {self.keys[0]!r}; {_advise(names)}")
+        for key in self.kept:
+            if not any(_is_in(key, name) for name in found):
+                raise UsageError(f"the dataset has no column {key!r} to keep; it has {_quoted(names)}")
         return found
+
+    def check(self, schema: Any) -> None:
+        """Refuse columns that no document can be made of, before all rows are written."""
+        import pyarrow.types as types
+
+        for key in self.kept:
+            if find_type(schema, key) is None:
+                raise UsageError(f"column {key.partition('.')[0]!r} of the dataset has no field {key!r} to keep")
+        kind = find_type(schema, self.keys[0])
+        # Several fields may be of any type, and so may messages, which are a list of objects.
+        if len(self.keys) > 1 or kind is None or (types.is_list(kind) and types.is_struct(kind.value_type)):
+            return
+        held = kind.value_type if types.is_dictionary(kind) else kind
+        if str(held) not in STRINGS and not types.is_null(held):
+            raise UsageError(
+                f"column {self.keys[0]!r} of the dataset has type {kind}, and texts are strings; name another with "
+                "text_key=..., or convert it with map"
+            )
+
+
+def _is_in(key: str, column: str) -> bool:
+    """Whether a field is a column, or inside of one."""
+    return key == column or key.startswith(f"{column}.")
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names)) or "no columns"
+
+
+def _advise(names: Sequence[str]) -> str:
+    if "messages" in names:
+        return f"it has {_quoted(names)}: pass messages_key='messages' for conversations, or text_key=..."
+    return f"it has {_quoted(names)}" + (": pass text_key=..." if names else "")
 
 
 def is_dataset(value: Any) -> bool:
@@ -71,17 +111,42 @@ def staged(dataset: Any, out: Path, wanted: Wanted, display: Display) -> Iterato
     A run that fails leaves it for the next attempt; it is used again if it holds all of the same dataset.
     """
     if isinstance(dataset, dict):
-        names = ", ".join(map(repr, dataset))
-        raise UsageError(f"a {type(dataset).__name__} has several splits; pass one of them: {names}")
+        kind, splits = type(dataset).__name__, _quoted(list(dataset))
+        raise UsageError(f"the dataset is a set of splits, {kind}; pass one of them: {splits}")
     folder = out.absolute().with_name(f".{out.absolute().name}.inputs")
     with _alone(folder, out):
-        mark = {"dataset": getattr(dataset, "_fingerprint", None), "wanted": msgspec.to_builtins(wanted)}
+        mark = {"dataset": _fingerprint(dataset), "wanted": msgspec.to_builtins(wanted)}
         if mark["dataset"] is None or _read_mark(folder) != mark:
             _write(dataset, folder, wanted, display)
             with _writing(folder):
                 write_durably(folder / COMPLETE, msgspec.json.encode(mark))
-        yield folder
+        try:
+            yield folder
+        except DataError as error:
+            raise _in_dataset(error, folder) from None
         shutil.rmtree(folder)
+
+
+def _fingerprint(dataset: Any) -> str | None:
+    """What the library says the rows are; None where that is not known, as with a function that makes them when read.
+
+    The fingerprint has the code of such a function, and not what it looks up.
+    """
+    return None if _is_transformed(dataset) else getattr(dataset, "_fingerprint", None)
+
+
+def _is_transformed(dataset: Any) -> bool:
+    return bool((getattr(dataset, "format", None) or {}).get("type") == "custom")
+
+
+def _in_dataset(error: DataError, folder: Path) -> DataError:
+    """What is wrong with a file of the folder, said of the dataset that it was written from."""
+    file, row = FILE_NAME.search(error.path), ROW.fullmatch(error.place or "")
+    if file is None:
+        return error
+    place = f"row {int(file[1]) + int(row[1])}" if row is not None else None
+    stays = f"; what was written down stays in {folder} for another attempt"
+    return DataError("the dataset", error.reason + stays, place)
 
 
 @contextmanager
@@ -154,6 +219,8 @@ class _Writer:
         total = self._count(dataset)
         self._display.say(f"dataset    is written to {self._folder} first, and removed at the end")
         for table in _tables(dataset, self._wanted):
+            if not self._group or not self._group[0].schema.equals(table.schema):
+                self._wanted.check(table.schema)
             left = None if self._wanted.limit is None else self._wanted.limit - self._num_rows
             self._add(table if left is None else table.slice(0, left))
             self._show(total)
@@ -188,7 +255,6 @@ class _Writer:
         table = pa.concat_tables(self._group)
         with _writing(self._folder):
             if self._file is None:
-                # Named by its first row, so that a row of a file is a row of the dataset.
                 self._path = self._folder / f"rows-{self._num_rows - table.num_rows:012d}.parquet"
                 self._file = pq.ParquetWriter(self._path, table.schema, compression="zstd", compression_level=1)
             self._file.write_table(table, row_group_size=table.num_rows)
@@ -223,28 +289,51 @@ class _Writer:
 
 def _tables(dataset: Any, wanted: Wanted) -> Iterator[Any]:
     """The rows of a dataset as Arrow tables of the wanted columns."""
-    if (getattr(dataset, "format", None) or {}).get("type") == "custom":
-        # What a transformation makes of rows is known only when it has made it.
-        yield from (_to_table(rows, wanted) for rows in dataset.iter(BATCH_ROWS))
-    elif dataset.features is None:
-        yield from (_to_table(rows, wanted) for rows in dataset.with_format(None).iter(BATCH_ROWS))
+    if _is_transformed(dataset) or dataset.features is None:
+        # What a function makes of rows is known only when it has made it.
+        rows_of = dataset if _is_transformed(dataset) else dataset.with_format(None)
+        first = 0
+        for rows in rows_of.iter(BATCH_ROWS):
+            table = _to_table(rows, wanted, first)
+            yield table
+            first += table.num_rows
     else:
         chosen = dataset.select_columns(wanted.columns(dataset.column_names)).with_format("arrow")
         yield from (table.replace_schema_metadata(None) for table in chosen.iter(BATCH_ROWS))
 
 
-def _to_table(rows: Any, wanted: Wanted) -> Any:
-    """Columns of Python values as a table."""
+def _to_table(rows: Any, wanted: Wanted, first: int) -> Any:
+    """Columns of Python values as a table; `first` is the number of their first row."""
     import pyarrow as pa
 
     columns = {}
     for name in wanted.columns(list(rows)):
+        values = list(rows[name])
         try:
-            columns[name] = pa.array(list(rows[name]))
+            columns[name] = pa.array(values)
+        except UnicodeEncodeError as error:
+            code = ord(error.object[error.start])
+            row = first + 1 + next((number for number, value in enumerate(values) if not _is_unicode(value)), 0)
+            raise UsageError(
+                f"column {name!r} of the dataset has the lone surrogate \\u{code:04x} in row {row}, which UTF-8 cannot "
+                "hold; replace it"
+            ) from None
         except (pa.ArrowException, TypeError) as error:
             said = " ".join(str(error).split())
-            raise UsageError(f"column {name!r} of the dataset has values that do not go together: {said}") from None
+            raise UsageError(
+                f"column {name!r} of the dataset has values in rows {first + 1} to {first + len(values)} that do not "
+                f"go together: {said}"
+            ) from None
     return pa.table(columns)
+
+
+def _is_unicode(value: Any) -> bool:
+    """Whether UTF-8 can hold what is in a value."""
+    if isinstance(value, dict):
+        return all(map(_is_unicode, value)) and all(map(_is_unicode, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_unicode, value))
+    return not isinstance(value, str) or SURROGATE.search(value) is None
 
 
 def _settle(path: Path) -> None:

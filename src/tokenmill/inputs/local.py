@@ -9,7 +9,7 @@ import os
 import stat
 
 from tokenmill.errors import UsageError
-from tokenmill.inputs.base import Expansion, Input
+from tokenmill.inputs.base import ALL, Expansion, Extent, Input
 from tokenmill.progress import Display
 
 __all__ = ["expand", "is_here"]
@@ -23,7 +23,7 @@ def is_here(item: str) -> bool:
         return False
 
 
-def expand(item: str, display: Display, limit: int | None = None) -> Expansion:
+def expand(item: str, display: Display, extent: Extent = ALL) -> Expansion:
     """The files of one path or glob. Directories are read recursively and sorted, without hidden files."""
     files, is_named = _find(item)
     return Expansion([Input(_check_name(file)) for file in files], is_named)

@@ -9,19 +9,20 @@ import glob
 import re
 
 from tokenmill.errors import UsageError
-from tokenmill.inputs.base import Expansion, Input
+from tokenmill.inputs.base import ALL, Expansion, Extent, Input
 from tokenmill.progress import Display
 from tokenmill.remote.bucket import Bucket, split_url
 
 __all__ = ["expand"]
 
 
-def expand(item: str, display: Display, limit: int | None = None) -> Expansion:
+def expand(item: str, display: Display, extent: Extent = ALL) -> Expansion:
     """The objects of one URL. Folders are read recursively and sorted, without hidden names, as on a disk."""
     if glob.has_magic(item.partition("://")[2].partition("/")[0]):
         raise UsageError(f"input {item}: the name of a bucket has no wildcards; put them behind it")
     bucket, key = split_url(item)
-    if key and not glob.has_magic(key) and not item.endswith("/") and bucket.exists(key):
+    # Names of objects may have any character, those of wildcards too: what is there under this very name is meant.
+    if key and not item.endswith("/") and bucket.exists(key):
         return Expansion([_input(bucket, key)], True)
     if glob.has_magic(key):
         folder = key[: re.search(r"[*?\[]", key).start()].rpartition("/")[0]  # type: ignore[union-attr]

@@ -119,9 +119,16 @@ def _suggest(record: dict[str, Any], key: str) -> str:
         for inner, text in ([("", value)] if not isinstance(value, dict) else ((f".{k}", v) for k, v in value.items()))
         if isinstance(text, str) and "." not in name
     }
+    advice = [f"--messages-key {name} for conversations" for name, value in record.items() if _is_conversation(value)][
+        :1
+    ]
     if strings:
-        detail += f". Pass --text-key {max(strings, key=lambda name: len(strings[name]))}"
-    return shorten(detail)
+        advice.append(f"--text-key {max(strings, key=lambda name: len(strings[name]))}")
+    return shorten(f"{detail}. Pass {' or '.join(advice)}" if advice else detail)
+
+
+def _is_conversation(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
 def shorten(text: str, limit: int = 190) -> str:

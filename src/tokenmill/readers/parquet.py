@@ -272,11 +272,16 @@ def _string_columns(schema: Any, prefix: str = "") -> list[str]:
 
 
 def _advise(schema: Any) -> str:
+    import pyarrow.types as types
+
     strings = _string_columns(schema)
+    lists = [field.name for field in schema if types.is_list(field.type) and types.is_struct(field.type.value_type)]
+    messages = f"--messages-key {lists[0]} for conversations" if lists else ""
     if not strings:
-        return "the file has no column of strings"
+        return "the file has no column of strings" + (f". Pass {messages}" if messages else "")
     shown = ", ".join(map(repr, strings[:8]))
-    return f"columns of strings: {shown}. Pass --text-key {strings[0] if len(strings) == 1 else 'NAME'}"
+    advice = f"--text-key {strings[0] if len(strings) == 1 else 'NAME'}"
+    return f"columns of strings: {shown}. Pass {advice}{f' or {messages}' if messages else ''}"
 
 
 def _groups_between(metadata: Any, start: int, stop: int) -> Iterator[tuple[int, int]]:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import msgspec
 
-from tokenmill.errors import DataError
-from tokenmill.files import DamagedInput, detect_compression, open_stream
+from tokenmill.inputs.peeking import is_json, read_blocks
 
 __all__ = ["count_documents"]
 
-READ_BYTES = 1 << 20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def count_documents(path: str, most: int) -> int:
-    """Rows of Parquet, lines of JSON lines that begin like a record; of other files, nobody knows: 0.
+    """Rows of Parquet, and lines of JSON that begin like a record; of other files, whether there is anything in them.
 
     It is never more than a reader finds, so whoever stops at some number has at least as many.
     """
     if path.endswith(".parquet"):
         return _count_rows(path)
-    if ".jsonl" in path or ".ndjson" in path:
-        return _count_lines(path, most)
-    return 0
+    if is_json(path):
+        return _count_records(path, most)
+    return int(any(data.strip() for data in read_blocks(path)))
 
 
 def _count_rows(path: str) -> int:
@@ -34,16 +33,26 @@ def _count_rows(path: str) -> int:
         return 0
 
 
-def _count_lines(path: str, most: int) -> int:
-    file = Path(path)
+def _count_records(path: str, most: int) -> int:
+    """Lines that begin with an object; only whether there is one where the first line is no whole one."""
     count, last = 0, b"\n"
-    try:
-        with file.open("rb") as head:
-            compression = detect_compression(head.read(64), path)
-        with open_stream(file, compression) as stream:
-            while count < most and (data := stream.read(READ_BYTES)):
-                count += (last + data).count(b"\n{")
-                last = data[-1:]
-    except (DamagedInput, DataError, OSError):
-        pass
+    for number, data in enumerate(read_blocks(path)):
+        if number == 0:
+            data = data.removeprefix(BYTE_ORDER_MARK)
+            if not _begins_with_record(data):
+                return int(data.lstrip(b"[ \t\r\n").startswith(b"{"))
+        count += (last + data).count(b"\n{")
+        last = data[-1:]
+        if count >= most:
+            break
     return count
+
+
+def _begins_with_record(data: bytes) -> bool:
+    """Whether the first line is a whole object."""
+    line = data.lstrip().partition(b"\n")[0]
+    try:
+        msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True

@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenmill.errors import TokenmillError
 from tokenmill.inputs.hub.refusals import cache_folder
-from tokenmill.inputs.hub.repository import File, Repository, persist
+from tokenmill.inputs.hub.repository import File, Repository, persist, repository_folder
 from tokenmill.progress import Display, Preparation, format_bytes
 
 __all__ = ["fetch"]
@@ -39,8 +39,7 @@ def fetch(repository: Repository, files: dict[str, File], display: Display) -> l
 
 
 def _is_cached(repository: Repository, path: str, file: File) -> bool:
-    owner, _, name = repository.id.partition("/")
-    folder = Path(cache_folder()) / f"datasets--{owner}--{name}"
+    folder = repository_folder(repository.id)
     if (folder / "snapshots" / repository.commit / path).exists():
         return True
     # What another commit has as well is there already; only the Hub can tell the client so.

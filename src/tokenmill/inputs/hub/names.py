@@ -4,9 +4,10 @@
     hf://datasets/owner/name/folder/*.parquet    files of it: a path, a folder or a glob
     hf://datasets/owner/name@revision/...        as it was at a commit, a tag or on a branch
     owner/name:config:split                      a configuration and a split; one of them may be left out
-    tinystories                                  a name from the table below, with the same endings
+    tinystories@revision:split                   a name from the table below, with the same endings
 
-Colons stand in neither names nor configurations of the Hub, so an ending cannot be taken for a part of these.
+Colons stand in neither names nor configurations of the Hub, so an ending cannot be taken for a part of these; behind a
+slash everything is a path.
 """
 
 from __future__ import annotations
@@ -20,8 +21,20 @@ import msgspec
 
 from tokenmill.errors import UsageError
 
-__all__ = ["CONVERTED", "DATASETS", "NamedDataset", "Target", "could_be_on_hub", "name_of", "parse", "suggest"]
+__all__ = [
+    "CONVERTED",
+    "DATASETS",
+    "MAIN",
+    "NamedDataset",
+    "Target",
+    "could_be_on_hub",
+    "explain_absence",
+    "name_of",
+    "parse",
+    "suggest",
+]
 
+MAIN = "main"
 CONVERTED = "refs/convert/parquet"
 """The branch on which the Hub keeps data sets as Parquet, whatever they are on the main one."""
 PREFIX = "hf://datasets/"
@@ -51,7 +64,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     item: str
     """As the user wrote it."""
     repository: str
-    revision: str = "main"
+    revision: str = MAIN
     path: str = ""
     """A file, folder or glob; empty: what the data set itself says."""
     words: tuple[str, ...] = ()
@@ -61,14 +74,15 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_bare(self) -> bool:
         """Whether it was written like a path of this machine, and might have been meant as one."""
-        return "://" not in self.item and self.item.partition(":")[0].lower() not in DATASETS
+        return "://" not in self.item and name_of(self.item) is None
 
 
 SEGMENT = r"[A-Za-z0-9][\w.-]*"
 REVISION = r"refs/convert/[\w.-]+|refs/pr/\d+|~parquet|[^/:@]+"
 WORDS = r"(?::[^/:]+){0,2}"
-URL = re.compile(rf"({SEGMENT}/{SEGMENT})(?:@({REVISION}))?(?:/([^:]*))?({WORDS})")
+URL = re.compile(rf"({SEGMENT}/{SEGMENT})(?:@({REVISION}))?(?:/(.*)|({WORDS}))")
 BARE = re.compile(rf"({SEGMENT}/{SEGMENT})(?:@({REVISION}))?({WORDS})")
+NAME = re.compile(rf"([\w-]+)(?:@({REVISION}))?({WORDS})")
 FILE = re.compile(r"\.(jsonl?|ndjson|parquet|te?xt|csv|tsv|md|arrow|bin|tar|gz|zst|zip|bz2|xz)$", re.IGNORECASE)
 
 
@@ -78,14 +92,24 @@ def could_be_on_hub(item: str) -> bool:
     What looks like a data file is none, and neither is a path in a folder that is here: a slip of the pen should not
     be looked up on the network.
     """
-    if item.partition(":")[0].lower() in DATASETS:
-        return True
-    return BARE.fullmatch(item) is not None and not FILE.search(item) and not Path(item).parent.is_dir()
+    return name_of(item) is not None or (_is_like_data_set(item) and not Path(item).parent.is_dir())
 
 
 def name_of(item: str) -> NamedDataset | None:
-    """The data set of a name, if it is one."""
-    return DATASETS.get(item.lower())
+    """The data set that has a name of its own, if this is one, with whatever endings."""
+    found = NAME.fullmatch(item)
+    return DATASETS.get(found[1].lower()) if found is not None else None
+
+
+def _is_like_data_set(item: str) -> bool:
+    return BARE.fullmatch(item) is not None and not FILE.search(item)
+
+
+def explain_absence(item: str) -> str:
+    """Why something is no input, behind its name, and what may have been meant."""
+    if _is_like_data_set(item) and Path(item).parent.is_dir():
+        return f" does not exist in the folder {Path(item).parent}; for the data set of the Hub, write {PREFIX}{item}"
+    return f" does not exist{suggest(item)}"
 
 
 def suggest(item: str) -> str:
@@ -101,36 +125,41 @@ def suggest(item: str) -> str:
 
 def parse(item: str) -> Target:
     """What a user wrote, taken apart."""
-    word, *endings = item.split(":")
-    named = name_of(word)
+    named = name_of(item)
     if named is not None:
-        config = [named.config] if named.config and (not endings or _is_split(endings)) else []
-        words = tuple(config + endings)
-        return Target(item=item, repository=named.repository, words=words, text_key=named.text_key)
-    found = URL.fullmatch(item.removeprefix(PREFIX)) if item.startswith(PREFIX) else None
-    if found is None and not item.startswith("hf://"):
-        bare = BARE.fullmatch(item)
-        if bare is not None:
-            return _target(item, bare[1], bare[2], "", bare[3])
-    if found is None or (found[3] and found[4]):
+        return _parse_name(item, named)
+    bare = BARE.fullmatch(item)
+    if bare is not None:
+        return Target(item=item, repository=bare[1], revision=_revision(bare[2]), words=_words(bare[3]))
+    url = URL.fullmatch(item.removeprefix(PREFIX)) if item.startswith(PREFIX) else None
+    if url is None:
         raise UsageError(
             f"input {item} cannot be read; expected hf://datasets/owner/name, hf://datasets/owner/name/path or "
             "hf://datasets/owner/name:config:split, each with @revision behind the name if needed"
         )
-    return _target(item, found[1], found[2], (found[3] or "").strip("/"), found[4])
+    path = (url[3] or "").strip("/")
+    return Target(item=item, repository=url[1], revision=_revision(url[2]), path=path, words=_words(url[4]))
 
 
-def _target(item: str, repository: str, revision: str | None, path: str, words: str) -> Target:
-    revision = unquote(revision or "main")
+def _parse_name(item: str, named: NamedDataset) -> Target:
+    """What a name stands for; a split behind it is one of its own configuration."""
+    found = NAME.fullmatch(item)
+    assert found is not None
+    words = _words(found[3])
+    if named.config is not None and (not words or words in (("train",), ("validation",), ("test",))):
+        words = (named.config, *words)
     return Target(
         item=item,
-        repository=repository,
-        revision=CONVERTED if revision == "~parquet" else revision,
-        path=path,
-        words=tuple(words.split(":")[1:]),
+        repository=named.repository,
+        revision=_revision(found[2]),
+        words=words,
+        text_key=named.text_key,
     )
 
 
-def _is_split(endings: list[str]) -> bool:
-    """Whether what follows a name is a split of the configuration that it stands for."""
-    return len(endings) == 1 and endings[0] in ("train", "validation", "test")
+def _revision(written: str | None) -> str:
+    return CONVERTED if written == "~parquet" else unquote(written or MAIN)
+
+
+def _words(written: str | None) -> tuple[str, ...]:
+    return tuple((written or "").split(":")[1:])

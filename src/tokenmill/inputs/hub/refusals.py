@@ -8,7 +8,7 @@ from typing import Any
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.inputs.hub.names import Target, suggest
 
-__all__ = ["NoRevision", "Unreachable", "cache_folder", "explain", "is_passing"]
+__all__ = ["NoRevision", "Unreachable", "cache_folder", "explain", "is_offline", "is_passing"]
 
 PASSING = {408, 429, 500, 502, 503, 504}
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOENT, errno.EIO, errno.ENOTDIR}
@@ -61,6 +61,7 @@ def _reason(error: BaseException, target: Target) -> str:
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
+        LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
@@ -72,16 +73,31 @@ def _reason(error: BaseException, target: Target) -> str:
     if isinstance(error, RepositoryNotFoundError):
         return f"{_endpoint()} has no such data set, or it is private and needs HF_TOKEN{suggest(target.repository)}"
     if isinstance(error, RevisionNotFoundError):
-        return f"it has no revision {target.revision!r}; expected a branch, a tag or a commit of {page}"
-    if isinstance(error, EntryNotFoundError) and status is not None:
+        expected = "a branch, a tag or a commit, with %2F for a slash"
+        return f"it has no revision {target.revision!r}; expected {expected}; see {page}"
+    # A file that is not in the cache counts as an entry that was not found, whatever kept it from being fetched.
+    if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError) and status is not None:
         return f"a file of it is gone; see {page}"
-    if status in (401, 403):
-        return f"the Hub refuses the token in HF_TOKEN, or that of the last login ({status}); see {page}"
     if status is not None:
-        return f"{_endpoint()} answers {status}; try again later"
+        return _explain_status(status, page)
     if _is_offline(error):
         return "the cache does not have all of it, and HF_HUB_OFFLINE is set; run once without it"
     return f"{_endpoint()} does not answer ({_root(error)}), and the cache does not have all of it; check the network"
+
+
+def _explain_status(status: int, page: str) -> str:
+    from huggingface_hub import get_token
+
+    if status in (401, 403):
+        if get_token() is None:
+            return f"the Hub wants to know who asks ({status}); set HF_TOKEN, or run hf auth login; see {page}"
+        return f"the Hub refuses the token in HF_TOKEN, or that of the last login ({status}); see {page}"
+    if status == 429:
+        return (
+            f"{_endpoint()} has had too many requests from here (429); wait some minutes and run the same command "
+            "again, which goes on from there; with HF_TOKEN more are allowed"
+        )
+    return f"{_endpoint()} answers {status}; {'try again later' if status in PASSING else f'see {page}'}"
 
 
 def cache_folder() -> str:
@@ -108,10 +124,15 @@ def _status(error: BaseException) -> int | None:
     return None
 
 
-def _is_offline(error: BaseException) -> bool:
+def is_offline() -> bool:
+    """Whether the user does not want the Hub to be asked."""
     from huggingface_hub import constants
 
-    return bool(constants.HF_HUB_OFFLINE) and _status(error) is None
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _is_offline(error: BaseException) -> bool:
+    return is_offline() and _status(error) is None
 
 
 def _is_of_disk(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,11 +20,13 @@ import msgspec
 from tokenmill.errors import MissingDependencyError
 from tokenmill.files import write_durably
 from tokenmill.inputs.hub.names import Target
-from tokenmill.inputs.hub.refusals import Unreachable, explain, is_passing
+from tokenmill.inputs.hub.patterns import match
+from tokenmill.inputs.hub.refusals import Unreachable, cache_folder, explain, is_passing
 
-__all__ = ["File", "Repository", "open_repository", "persist", "quietly"]
+__all__ = ["File", "Pin", "Repository", "Snapshot", "open_repository", "persist", "quietly", "repository_folder"]
 
 FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
+SHARD = re.compile(r"(.*[-.])(\d{5})-of-(\d{5})(.*)")
 ASK_SECONDS = 30.0
 MOST_TRIES = 3
 """Of the client, which does not give up at once either."""
@@ -40,13 +42,20 @@ class File(msgspec.Struct, frozen=True, array_like=True):
     mark: str
 
 
+class Pin(msgspec.Struct, frozen=True, array_like=True):
+    """What a name and a revision mean: a commit, and the name that the repository has by now."""
+
+    commit: str
+    id: str
+
+
 class Repository:
     """What the Hub has under one name, at one commit."""
 
-    def __init__(self, target: Target, commit: str, silence: Unreachable | None = None) -> None:
+    def __init__(self, target: Target, pin: Pin, silence: Unreachable | None = None) -> None:
         self.target = target
-        self.id = target.repository
-        self.commit = commit
+        self.id = pin.id
+        self.commit = pin.commit
         self.silence = silence
         """Why the Hub cannot be asked and the cache has to answer; None: it can."""
         self._trees: dict[str, dict[str, File]] = {}
@@ -59,16 +68,12 @@ class Repository:
         return f"hf://datasets/{self.id}@{self.commit}"
 
     def card(self) -> dict[str, Any]:
-        """The metadata at the head of README.md; empty where there is none, or none that can be read."""
-        import yaml
+        """The metadata at the head of README.md, under that of a file of its own; empty where there is none."""
+        head = FRONT_MATTER.match(self._text("README.md"))
+        return _parse_yaml(head[1] if head else "") | _parse_yaml(self._text(".huggingface.yaml"))
 
-        text = self._remember("card", self._read_card, str)
-        found = FRONT_MATTER.match(text)
-        try:
-            loaded = yaml.safe_load(found[1]) if found else None
-        except yaml.YAMLError:
-            return {}
-        return loaded if isinstance(loaded, dict) else {}
+    def check_whole(self, paths: Sequence[str], pattern: str = "**") -> None:
+        """Refuse files that are a part of what their names say a pattern finds; a listing of the Hub has all."""
 
     def tree(self, folder: str = "") -> dict[str, File]:
         """The files below a folder, by their paths; none where there is no such folder."""
@@ -83,12 +88,16 @@ class Repository:
         self.files |= self._remember(f"file-{quote(path, safe='')}", lambda: self._look_at(path), dict[str, File])
         return self.files.get(path)
 
-    def _read_card(self) -> str:
+    def _text(self, file: str) -> str:
+        return self._remember(f"text-{quote(file, safe='')}", lambda: self._read_text(file), str)
+
+    def _read_text(self, file: str) -> str:
+        """The content of a small file; empty where there is none."""
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         try:
-            path = hf_hub_download(self.id, "README.md", repo_type="dataset", revision=self.commit)
+            path = hf_hub_download(self.id, file, repo_type="dataset", revision=self.commit)
         except LocalEntryNotFoundError:
             raise
         except EntryNotFoundError:
@@ -122,6 +131,40 @@ class Repository:
         return answer
 
 
+class Snapshot(Repository):
+    """What another program has left in the cache, where the Hub cannot be asked how much there is."""
+
+    def __init__(self, target: Target, pin: Pin, silence: Unreachable) -> None:
+        super().__init__(target, pin, silence)
+        self._folder = repository_folder(pin.id) / "snapshots" / pin.commit
+
+    def check_whole(self, paths: Sequence[str], pattern: str = "**") -> None:
+        """Of files that say how many they are, all have to be here that the pattern finds."""
+        for (head, total, tail), here in _numbered(paths).items():
+            others = [f"{head}{number:05d}-of-{total:05d}{tail}" for number in range(total) if number not in here]
+            missing = match(pattern, others)
+            if missing:
+                raise Unreachable(
+                    f"input {self.target.item}: the cache does not have {missing[0]} of {self.id}, one of {total} such "
+                    "files, and the Hub cannot be asked; run once with a network"
+                )
+
+    def _remember(self, key: str, ask: Callable[[], Answer], kind: Any) -> Answer:
+        return ask()
+
+    def _read_text(self, file: str) -> str:
+        path = self._folder / file
+        return path.read_text("utf-8", errors="replace") if path.is_file() else ""
+
+    def _list(self, folder: str) -> dict[str, File]:
+        files = (path for path in (self._folder / folder).rglob("*") if path.is_file())
+        return {path.relative_to(self._folder).as_posix(): _describe_local(path) for path in files}
+
+    def _look_at(self, path: str) -> dict[str, File]:
+        file = self._folder / path
+        return {path: _describe_local(file)} if file.is_file() else {}
+
+
 @contextmanager
 def quietly() -> Iterator[None]:
     """Have the client keep its bars and warnings to itself: what is to be said is said here."""
@@ -142,22 +185,32 @@ def quietly() -> Iterator[None]:
 def open_repository(target: Target) -> Repository:
     """A repository at the commit that its revision means; as far as the cache knows, if the Hub cannot be reached."""
     key = quote(target.revision, safe="")
-    known = _read_note(target.repository, "refs", key, str)
-    if known is not None and known == target.revision:
+    known = _read_note(target.repository, "refs", key, Pin)
+    if known is not None and known.commit == target.revision:
         return Repository(target, known)
     try:
-        commit = persist(lambda: _ask_commit(target), target)
+        pin = persist(lambda: _ask_pin(target), target)
     except Unreachable as silence:
-        if known is None:
-            raise
-        return Repository(target, known, silence)
-    _write_note(target.repository, "refs", key, commit)
-    return Repository(target, commit)
+        return Repository(target, known, silence) if known is not None else _open_snapshot(target, silence)
+    _write_note(target.repository, "refs", key, pin)
+    return Repository(target, pin)
 
 
-def _ask_commit(target: Target) -> str:
+def _ask_pin(target: Target) -> Pin:
     info = _client().dataset_info(target.repository, revision=target.revision, timeout=ASK_SECONDS)
-    return str(info.sha)
+    return Pin(str(info.sha), str(info.id))
+
+
+def _open_snapshot(target: Target, silence: Unreachable) -> Snapshot:
+    """What the cache has of a data set that nobody has asked about here before."""
+    folder = repository_folder(target.repository)
+    try:
+        commit = (folder / "refs" / target.revision).read_text().strip()
+    except (OSError, ValueError):
+        commit = target.revision
+    if not (folder / "snapshots" / commit).is_dir():
+        raise silence
+    return Snapshot(target, Pin(commit, target.repository), silence)
 
 
 def persist(ask: Callable[[], Answer], target: Target) -> Answer:
@@ -187,6 +240,37 @@ def _describe(entry: Any) -> File:
     return File(entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
 
 
+def _numbered(paths: Sequence[str]) -> dict[tuple[str, int, str], set[int]]:
+    """Which of `train-00000-of-00004.parquet` and its like there are; what follows the numbers may differ."""
+    found: dict[tuple[str, int], tuple[str, set[int]]] = {}
+    for path in paths:
+        told = SHARD.fullmatch(path)
+        if told is not None:
+            found.setdefault((told[1], int(told[3])), (told[4], set()))[1].add(int(told[2]))
+    return {(head, total, tail): numbers for (head, total), (tail, numbers) in found.items()}
+
+
+def _describe_local(path: Path) -> File:
+    return File(path.stat().st_size, path.resolve().name)
+
+
+def _parse_yaml(text: str) -> dict[str, Any]:
+    """Metadata; empty if it cannot be read."""
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def repository_folder(repository: str) -> Path:
+    """Where the client keeps what it has fetched of a data set."""
+    owner, _, name = repository.partition("/")
+    return Path(cache_folder()) / f"datasets--{owner}--{name}"
+
+
 def _note_path(repository: str, folder: str, key: str) -> Path:
     from huggingface_hub import cached_assets_path
 
@@ -196,12 +280,13 @@ def _note_path(repository: str, folder: str, key: str) -> Path:
 
 
 def _read_note(repository: str, folder: str, key: str, kind: Any) -> Any:
-    with suppress(OSError, msgspec.MsgspecError):
+    # The client says `ValueError` of a folder for notes that is a file.
+    with suppress(OSError, ValueError, msgspec.MsgspecError):
         return msgspec.json.decode(_note_path(repository, folder, key).read_bytes(), type=kind)
     return None
 
 
 def _write_note(repository: str, folder: str, key: str, answer: Any) -> None:
     """A cache that nobody may write to is still a cache."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         write_durably(_note_path(repository, folder, key), msgspec.json.encode(answer))
