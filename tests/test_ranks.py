@@ -12,8 +12,10 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -41,17 +43,20 @@ from tests.running import (
     write_parquet,
 )
 from tests.test_resume import identities, journal_of, leftovers, make_texts
+from tests.test_status import make_attempt
 from tokenmill.executors.base import Event, Message
 from tokenmill.files import create_durably
 from tokenmill.pipeline.attempt import Outcome
 from tokenmill.pipeline.finish import Incomplete, finish_store
-from tokenmill.pipeline.journal import Journal
+from tokenmill.pipeline.journal import GateRecord, Journal, SavedPlan
 from tokenmill.pipeline.messages import GateResult, decode_from_worker, encode
+from tokenmill.pipeline.mirroring import Mirror
 from tokenmill.pipeline.plan import InputFile, Plan, Span, Stream, Task
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import run
-from tokenmill.pipeline.sharing import Share, divide, find_share, membership
+from tokenmill.pipeline.sharing import Share, divide, find_share, join_ranks, membership
 from tokenmill.progress import Silence
+from tokenmill.remote import split_url
 from tokenmill.report import write_report
 from tokenmill.status import read_status, render_status
 from tokenmill.verification import verify
@@ -178,6 +183,7 @@ SLURM_STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "3"}
         (3, 8, SLURM_ARRAY, Share(3, 8)),
         ("slurm", None, SLURM_ARRAY, Share(2, 4)),
         ("slurm", 8, SLURM_ARRAY, Share(5, 8)),
+        ("slurm", 8, {"SLURM_ARRAY_TASK_ID": "5"}, Share(5, 8)),
         ("slurm", None, {**SLURM_ARRAY, "SLURM_ARRAY_TASK_STEP": "2"}, Share(1, 4)),
         ("slurm", None, SLURM_STEP, Share(1, 3)),
         ("slurm", None, {**SLURM_ARRAY, **SLURM_STEP}, Share(7, 12)),
@@ -201,7 +207,26 @@ def test_ranks_come_from_the_environment_only_when_asked(
         ("slurm", None, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "start it with srun"),
         ("slurm", None, {**SLURM_ARRAY, "SLURM_ARRAY_TASK_ID": "9"}, "SLURM_ARRAY_TASK_ID 9 is in an array with gaps"),
         ("slurm", None, {**SLURM_ARRAY, "SLURM_ARRAY_TASK_ID": "x"}, "SLURM_ARRAY_TASK_ID is 'x' in the environment"),
-        ("slurm", 4, SLURM_ARRAY, "--rank 5 must be below --world-size 4"),
+        ("slurm", 4, SLURM_ARRAY, "SLURM_ARRAY_TASK_ID is 5 and --world-size 4; submit --array=0-3, or leave"),
+        ("slurm", 2, SLURM_STEP | {"SLURM_PROCID": "2"}, "SLURM_PROCID is 2 and --world-size 2; start at most 2 tasks"),
+        (
+            "slurm",
+            4,
+            {**SLURM_ARRAY, **SLURM_STEP, "SLURM_NTASKS": "2"},
+            "is 5, SLURM_PROCID is 1 and --world-size 4; submit --array=0-1",
+        ),
+        (
+            "kubernetes",
+            2,
+            {"JOB_COMPLETION_INDEX": "2"},
+            "JOB_COMPLETION_INDEX is 2 and --world-size 2; give --world-size",
+        ),
+        (
+            "kubernetes",
+            None,
+            {"JOB_COMPLETION_INDEX": "0", "JOB_COMPLETIONS": "0"},
+            "is 0 and JOB_COMPLETIONS 0; give JOB",
+        ),
         ("kubernetes", 4, {}, "finds no JOB_COMPLETION_INDEX; the job needs completionMode: Indexed"),
         ("kubernetes", None, {"JOB_COMPLETION_INDEX": "1"}, "does not say of how many; pass --world-size"),
     ],
@@ -237,11 +262,10 @@ def test_four_processes_at_once_make_the_store_that_one_makes(
     manifest = tm.open(out).manifest
     assert manifest.engine.parity is not None and manifest.engine.parity.num_mismatches == 0
     assert any("Next: tokenmill inspect" in output for output in said)
-    waiting = [output.splitlines()[0] for output in said if "whoever ends last" in output]
+    waiting = [output.splitlines()[0] for output in said if "Whoever ends last" in output]
     for line in waiting:
         assert re.fullmatch(
-            r"rank \d of 4: \d+ tasks done; \d+ of (at least )?\d+ tasks of the run are done; whoever ends last writes the manifest",
-            line,
+            r"rank \d of 4: \d+ tasks? done; of all ranks, (no task|\d+ of (at least )?\d+ tasks)", line
         )
     attempts = json.loads((out / "run.json").read_bytes())["attempts"]
     assert sorted((attempt["rank"], attempt["world_size"]) for attempt in attempts) == [(rank, 4) for rank in range(4)]
@@ -263,7 +287,7 @@ def test_a_rank_that_was_killed_is_named_and_started_again(
     done = journal_of(out)
     assert len(done) >= 3
     said = end_all([start(*arguments(corpus, out, rank, 3)) for rank in (0, 2)])
-    assert all("whoever ends last writes the manifest" in output for output in said)
+    assert all("Whoever ends last writes the manifest" in output for output in said)
     assert not (out / "manifest.json").exists()
     published = identities(out, journal_of(out))
 
@@ -344,8 +368,9 @@ def test_a_rank_is_asked_of_slurm_on_the_command_line(corpus: Path, tmp_path: Pa
     ("flags", "message"),
     [
         ({"rank": "pbs"}, "--rank: Invalid enum value 'pbs'; expected slurm, kubernetes, or a number"),
-        ({"rank": -1, "world_size": 2}, "--rank -1: expected `int` >= 0"),
-        ({"rank": 1, "world_size": 0}, "--world-size 0: expected `int` >= 1"),
+        ({"rank": -1, "world_size": 2}, "--rank -1: expected a whole number from 0 on"),
+        ({"rank": "-1", "world_size": 2}, "--rank -1: expected a whole number from 0 on"),
+        ({"rank": 1, "world_size": 0}, "--world-size 0: expected a whole number from 1 on"),
         (
             {"rank": 1, "world_size": 2, "overwrite": True},
             "--overwrite would have every rank remove what the others make",
@@ -364,6 +389,8 @@ def test_the_documented_kubernetes_job_makes_a_store(corpus: Path, tmp_path: Pat
         next(block for block in re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S) if "batch/v1" in block)
     )
     assert job["spec"]["completionMode"] == "Indexed"
+    # Kubernetes takes policies for failed pods, and limits for each index, with this one alone.
+    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
     container = job["spec"]["template"]["spec"]["containers"][0]
     asked = [*container["command"][1:], *container["args"]]
     small = {"/data/corpus": corpus, "/data/tok": tmp_path / "tok", "/data/tokenizer": "bytes", "8": "1", "14GB": "1GB"}
@@ -411,7 +438,11 @@ def test_a_rank_without_a_share_says_so(tmp_path: Path) -> None:
     flags = {"task_bytes": "5kB"}
     done = tokenmill(*arguments(path, out, 2, 3), "--task-bytes", "5kB")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("rank 2 of 3 has no task in this run; 0 of 2 tasks of the run are done; whoever ends")
+    assert done.stdout.startswith("rank 2 of 3 has no task in this run; of all ranks, 0 of 2 tasks\nWhoever ends")
+    status = read_status(out)
+    assert [rank.state for rank in status.ranks] == ["not begun", "not begun", "done"], "it leaves word of itself"
+    with pytest.raises(Incomplete, match="with --world-size 3 and --rank N, for N in 0-1"):
+        finish_store(out)
     assert run_rank(path, out, 0, 3, **flags).num_own == 1
     assert read_status(out).ranks_that_are("done") == [0, 2]
     assert run_rank(path, out, 1, 3, **flags).manifest is not None
@@ -426,7 +457,10 @@ def test_a_rank_without_a_share_says_so(tmp_path: Path) -> None:
 def test_python_gets_the_store_from_the_last_rank_and_nothing_from_others(corpus: Path, tmp_path: Path) -> None:
     flags = here()
     assert tm.tokenize(corpus, tmp_path / "out", rank=0, world_size=2, **flags) is None
-    store = tm.tokenize(corpus, tmp_path / "out", rank=1, world_size=2, **flags)
+    with pytest.raises(tm.StoreError, match="is an unfinished run; run the same .* that tokenmill status .*out names"):
+        tm.open(tmp_path / "out")
+    # As os.environ has it.
+    store = tm.tokenize(corpus, tmp_path / "out", rank="1", world_size=2, **flags)
     assert isinstance(store, tm.TokenStore)
 
 
@@ -483,12 +517,91 @@ def test_finish_names_what_is_missing_task_by_task(corpus: Path, tmp_path: Path)
     (out / ".tasks" / f"{removed}.json").unlink()
     done = tokenmill("finish", out)
     assert done.returncode == 1
-    assert "run the same tokenize command with --world-size 2 and --rank 0, --rank 1" in sentence(done)
+    assert "run the same tokenize command with --world-size 2 and --rank N, for N in 0-1" in sentence(done)
     lines = done.stdout.splitlines()
     assert lines[0] == f"rank 0 of 2: 1 task not done: {removed}"
     assert any(re.fullmatch(r"rank 1 of 2: \d+ tasks not done: .*\d{5}-\d{4} to \d{5}-\d{4}.*", line) for line in lines)
     assert "rank 1 of 2: c.jsonl.gz not read to its end" in lines
     assert not (out / "manifest.json").exists()
+
+
+@pytest.fixture
+def for_others(corpus: Path) -> Iterator[Path]:
+    """A folder that other users may enter, with a run of which one rank is done, and nobody else may write."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out"
+        run_rank(corpus, out, 0, 2)
+        Path(folder).chmod(0o755)
+        out.chmod(0o555)
+        yield out
+        out.chmod(0o755)
+
+
+def said_to_others(action: Callable[[], Any]) -> str:
+    """The error of an action that is taken without the rights of root, in a process of its own."""
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgid(65534)
+                os.setuid(65534)
+            action()
+        except tm.TokenmillError as error:
+            os.write(sending, "\n".join([str(error), *getattr(error, "details", [])]).encode())
+        finally:
+            os._exit(0)
+    os.close(sending)
+    with os.fdopen(receiving) as said:
+        text = said.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def test_finish_tells_who_may_only_read_what_is_missing(for_others: Path) -> None:
+    before = snapshot(for_others)
+    said = said_to_others(lambda: finish_store(for_others))
+    assert f"{for_others} is not complete: " in said and "\nrank 1 of 2: " in said
+    (for_others / ".tasks").chmod(0o700)
+    said = said_to_others(lambda: finish_store(for_others))
+    assert said.startswith(f"{for_others} cannot be read: Permission denied; ask its owner")
+    for_others.chmod(0o700)
+    for look in (finish_store, read_status):
+        assert said_to_others(lambda look=look: look(for_others)).startswith(f"{for_others} cannot be read: Perm")  # type: ignore[misc]
+    assert snapshot(for_others) == before
+
+
+def test_a_complete_run_that_cannot_be_written_is_told_of(halves: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmill.pipeline.finish.os.access", lambda *_: False)
+    with pytest.raises(
+        tm.StoreError, match="has all of its tasks and cannot be written from here; run tokenmill finish"
+    ):
+        finish_store(halves)
+
+
+def test_a_file_is_no_store_to_finish(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    for look in (finish_store, read_status):
+        with pytest.raises(tm.StoreError, match="a is a file; expected the directory of a token store"):
+            look(tmp_path / "a")
+
+
+def test_a_finish_that_was_killed_behind_the_manifest_leaves_nothing_for_ever(
+    halves: Path, undisturbed: dict[str, bytes]
+) -> None:
+    finish_store(halves)
+    for name in (".turn.lock", ".rank-1-of-2.lock"):
+        (halves / name).touch()
+    with hold(halves, ".turn.lock"):
+        finish_store(halves)
+        assert (halves / ".turn.lock").exists(), "somebody has it"
+    assert not (halves / ".rank-1-of-2.lock").exists()
+    finish_store(halves)
+    assert snapshot(halves) == undisturbed
+    (halves / ".tasks").mkdir()
+    (halves / ".tasks" / "gate.json").touch()
+    finish_store(halves)
+    assert snapshot(halves) == undisturbed
 
 
 def test_finish_does_not_believe_entries_whose_shards_are_gone(
@@ -513,26 +626,58 @@ def test_too_many_rejects_of_all_ranks_are_too_many(corpus: Path, tmp_path: Path
         tm.TokenmillError, match="2 records of all ranks could not be tokenized, more than --max-errors 1"
     ):
         run_rank(corpus, out, 3, 4, max_errors=1)
-    assert finish_store(out).num_rejects == 2
+    assert [rank.state for rank in read_status(out).ranks] == ["done", "done", "done", "stopped"]
+    said = " ".join(draw(out).split())
+    assert "It said: 2 records of all ranks could not be tokenized, more than --max-errors 1;" in said
+    assert "All ranks have ended" not in said
+    finished = tokenmill("finish", out)
+    assert finished.returncode == 0, finished.stderr
+    assert "2 rejects.\nWhat could not be tokenized is left out, and listed in " in finished.stdout
     assert len(rejects_of(out)) == 2
 
 
-def test_a_touched_input_is_read_again_by_every_rank_that_has_some_of_it(tmp_path: Path) -> None:
-    path, out = tmp_path / "a.jsonl", tmp_path / "out"
-    path.write_bytes(jsonl(make_texts(60, 10)))
-    run_rank(path, out, 0, 2)
-    os.utime(path)
-    assert run_rank(path, out, 1, 2).manifest is None, "what rank 0 has made may be of another content"
-    with pytest.raises(tm.StoreError, match="is not complete"):
-        finish_store(out)
-    assert run_rank(path, out, 0, 2).manifest is not None
-    tokenize_here(path, tmp_path / "plain", **here())
+def test_ranks_may_have_copies_of_small_inputs_with_times_of_their_own(tmp_path: Path) -> None:
+    """The whole content is known to be the same; before, each rank had the others' tasks done again."""
+    out = tmp_path / "out"
+    for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "a.jsonl").write_bytes(jsonl(make_texts(120, 10)))
+        (tmp_path / str(rank) / "b.jsonl.gz").write_bytes(compress(jsonl(make_texts(150, 11)), "gz"))
+        for path in (tmp_path / str(rank)).iterdir():
+            os.utime(path, (1_000_000_000 + rank, 1_000_000_000 + rank))
+    assert run_rank(tmp_path / "0", out, 0, 2).manifest is None
+    plan, published = (out / ".tasks" / "plan.json").read_bytes(), identities(out, journal_of(out))
+    assert run_rank(tmp_path / "1", out, 0, 2).manifest is None, "the same rank, on the other machine"
+    assert (out / ".tasks" / "plan.json").read_bytes() == plan
+    assert run_rank(tmp_path / "1", out, 1, 2).manifest is not None
+    now = identities(out)
+    assert {name: now[name] for name in published} == published
+    tokenize_here(tmp_path / "0", tmp_path / "plain", **here())
     assert snapshot(out) == snapshot(tmp_path / "plain")
+
+
+def test_ranks_refuse_a_large_input_with_another_time(tmp_path: Path) -> None:
+    """Its fingerprint is of a sample: that the time is the same is the only proof that nobody changed it."""
+    path, out = tmp_path / "a.jsonl", tmp_path / "out"
+    path.write_bytes(jsonl(["x" * 999_000 + str(number) for number in range(9)]))
+    run_rank(path, out, 0, 2, task_bytes="3MB")
+    before = snapshot(out)
+    os.utime(path)
+    for rank in (0, 1):
+        with pytest.raises(
+            tm.StoreError, match=r"a\.jsonl has another modification time for rank .*\(rsync -a, cp -p\)"
+        ):
+            run_rank(path, out, rank, 2, task_bytes="3MB")
+    assert snapshot(out) == before, "nothing of the other ranks' work was undone"
+    tokenize_here(path, out, **here(task_bytes="3MB"))
+    tokenize_here(path, tmp_path / "plain", **here(task_bytes="3MB"))
+    assert snapshot(out) == snapshot(tmp_path / "plain"), "a run without ranks does it again"
 
 
 def test_ranks_with_other_flags_or_inputs_are_refused(corpus: Path, tmp_path: Path) -> None:
     run_rank(corpus, tmp_path / "out", 0, 2)
-    with pytest.raises(tm.StoreError, match="--seed 0; this run has 3"):
+    advice = f"Use another directory, or remove {tmp_path / 'out'} and start all ranks again"
+    with pytest.raises(tm.StoreError, match=f"--seed 0; this run has 3. {re.escape(advice)}"):
         run_rank(corpus, tmp_path / "out", 1, 2, seed=3)
     with pytest.raises(tm.StoreError, match="14 inputs; this run has 1"):
         run_rank(corpus / "a.jsonl", tmp_path / "out", 1, 2)
@@ -689,9 +834,155 @@ def test_status_adds_ranks_up_and_says_which_to_start(corpus: Path, tmp_path: Pa
     assert read_status(out).state == "finished"
 
 
+def test_a_finished_store_has_all_tasks_whatever_ranks_have_made_them(tmp_path: Path) -> None:
+    """One rank of two has begun; of four, those have gone on that had something left to do."""
+    path, out = tmp_path / "a.jsonl", tmp_path / "out"
+    path.write_bytes(jsonl(make_texts(400, 12)))
+    run_rank(path, out, 0, 2)
+    plan, done = Journal(out).saved_plan().plan, journal_of(out)
+    idle = [rank for rank in range(4) if all(task.name in done for task in Share(rank, 4).of(plan).tasks)]
+    assert idle
+    for rank in set(range(4)) - set(idle):
+        run_rank(path, out, rank, 4)
+    assert re.search(rf"tasks +{len(plan.tasks)} done", draw(out))
+
+
+def test_the_last_rank_says_which_figures_are_its_own(tmp_path: Path) -> None:
+    path, out = tmp_path / "a.jsonl", tmp_path / "out"
+    path.write_bytes(jsonl(make_texts(60, 9)))
+    first = tokenmill(*arguments(path, out, 0, 2), "--task-bytes", "5kB")
+    assert first.stdout.startswith("rank 0 of 2: 1 task done; of all ranks, 1 of 2 tasks\n")
+    last = tokenmill(*arguments(path, out, 1, 2), "--task-bytes", "5kB")
+    assert re.search(r"^train .* documents, 2 shards$", last.stdout, re.M)
+    assert re.search(r"^val .* 1 shard$|^val .* 2 shards$", last.stdout, re.M)
+    for name in ("time", "memory"):
+        assert re.search(rf"^{name} .*, rank 1 of 2 alone$", last.stdout, re.M)
+    again = tokenmill(*arguments(path, out, 1, 2), "--task-bytes", "5kB", "--dry-run")
+    assert again.stdout.endswith("These are figures of the whole run on this machine, not of one rank.\n")
+
+
 def test_status_of_a_run_whose_ranks_have_all_ended_says_how_to_finish_it(halves: Path) -> None:
     status = read_status(halves)
     assert status.state == "stopped" and [rank.state for rank in status.ranks] == ["done", "done"]
     assert f"All ranks have ended. Next: tokenmill finish {halves}" in draw(halves).replace("\n", " ").replace(
         "  ", " "
     )
+
+
+def test_status_and_finish_name_many_ranks_as_sbatch_takes_them() -> None:
+    assert join_ranks([6, 0, 1, 2, 9, 8]) == "0-2,6,8-9"
+    assert join_ranks([3]) == "3"
+
+
+@pytest.fixture
+def shared_by_many(tmp_path: Path) -> Path:
+    """A run of 3,000 tasks and some streams that 512 ranks have begun, of which nothing is done."""
+    out = tmp_path / "many"
+    out.mkdir()
+    plan = make_plan_of([], [5] * 600)
+    tasks = [Task(input=0, number=2 * n, spans=[Span(0)], bytes=10) for n in range(3000)]
+    Journal(out).begin(SavedPlan({}, msgspec.structs.replace(plan, tasks=tasks)))
+    attempt = msgspec.structs.replace(make_attempt(completed=False), rank=5, world_size=512)
+    (out / ".tasks" / "progress-rank-5-of-512.json").write_bytes(msgspec.json.encode([attempt]))
+    return out
+
+
+def test_what_many_ranks_have_not_done_is_told_in_a_few_lines(shared_by_many: Path) -> None:
+    with hold(shared_by_many, ".rank-7-of-512.lock"), pytest.raises(Incomplete) as caught:
+        finish_store(shared_by_many)
+    assert str(caught.value).endswith(
+        "is not complete: 0 of at least 3,000 tasks are done; run the same tokenize command with --world-size 512 and "
+        "--rank N, for N in 0-6,8-511"
+    )
+    details = caught.value.details
+    assert len(details) <= 16 and re.fullmatch(r"and \d+ more ranks", details[-1])
+    assert re.fullmatch(r"rank 0 of 512: \d tasks not done: (\d{5}-\d{4}, ){3}\d{5}-\d{4} and \d more", details[0])
+    assert max(map(len, details)) < 120
+    assert "for RANK in 0-511." in " ".join(draw(shared_by_many).split())
+
+
+# What ranks read of each other, and have to have in common.
+
+
+def test_only_the_last_rank_reads_what_others_have_entered(
+    corpus: Path, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of entries are enough to know that something is missing; there may be hundreds of thousands."""
+    read: list[str] = []
+    record = Journal.record
+    monkeypatch.setattr(Journal, "record", lambda self, name: (read.append(name), record(self, name))[1])
+    for rank in (0, 1):
+        outcome = run_rank(corpus, tmp_path / "out", rank, 3)
+        assert outcome.manifest is None and outcome.stock is not None
+        assert set(outcome.stock.done) == journal_of(tmp_path / "out")
+        assert read == []
+    assert run_rank(corpus, tmp_path / "out", 2, 3).manifest is not None
+    assert read
+    assert snapshot(tmp_path / "out") == undisturbed
+
+
+def test_only_the_last_rank_fetches_what_others_have_entered_in_a_bucket(
+    corpus: Path, s3: str, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulls: list[int] = []
+    pull = Mirror.pull
+    monkeypatch.setattr(Mirror, "pull", lambda self, *_, **__: (pulls.append(rank), pull(self, *_, **__))[1])
+    for rank in (0, 1, 2):
+        asked = {"inputs": [str(corpus)], "out": f"{s3}/tok", "rank": rank, "world_size": 3, **here()}
+        outcome = run(Request.from_flags(asked), Silence(), ThreadExecutor())  # type: ignore[arg-type]
+        assert (outcome.manifest is not None) == (rank == 2)
+    assert pulls == [0, 1, 2, 2], "one at the start, and a second at the end of the last"
+    bucket, prefix = split_url(f"{s3}/tok")
+    assert bucket.read(f"{prefix}/manifest.json") == undisturbed["manifest.json"]
+
+
+def test_ranks_in_a_bucket_need_the_same_engine_too(tmp_path: Path, s3: str, tiny_tokenizer: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(jsonl(make_texts(120, 9)))
+    asked = {"inputs": [str(path)], "out": f"{s3}/tok", "world_size": 2, **here(tokenizer=str(tiny_tokenizer))}
+    run(Request.from_flags({**asked, "rank": 0}), Silence(), ThreadExecutor())  # type: ignore[arg-type]
+    with pytest.raises(tm.StoreError, match=rf"^{s3}/tok was begun with gigatoken .* remove {s3}/tok and start all"):
+        run(Request.from_flags({**asked, "rank": 1, "engine": "huggingface"}), Silence(), ThreadExecutor())  # type: ignore[arg-type]
+    outcome = run(Request.from_flags({**asked, "rank": 1}), Silence(), ThreadExecutor())  # type: ignore[arg-type]
+    assert outcome.manifest is not None and outcome.manifest.engine.name == "gigatoken"
+
+
+def test_ranks_with_another_engine_are_refused_with_both(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    path, out = tmp_path / "a.jsonl", tmp_path / "out"
+    path.write_bytes(jsonl(make_texts(120, 9)))
+    flags = {"tokenizer": str(tiny_tokenizer)}
+    run_rank(path, out, 0, 2, **flags, engine="huggingface")
+    before = snapshot(out)
+    refusal = r"out was begun with huggingface [\d.]+, and rank 1 of 2 has gigatoken [\d.]+; give all ranks the same"
+    with pytest.raises(tm.StoreError, match=refusal):
+        run_rank(path, out, 1, 2, **flags)
+    assert snapshot(out).items() >= {n: d for n, d in before.items() if "progress" not in n}.items()
+    manifest = run_rank(path, out, 1, 2, **flags, engine="huggingface").manifest
+    assert manifest is not None and manifest.engine.name == "huggingface" and manifest.engine.parity is None
+
+
+def test_ranks_with_another_version_are_refused_with_both(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run_rank(corpus, out, 0, 2)
+    gate = out / ".tasks" / "gate.json"
+    record = msgspec.json.decode(gate.read_bytes(), type=GateRecord)
+    gate.write_bytes(msgspec.json.encode(msgspec.structs.replace(record, versions={"pyarrow": "0.1"})))
+    with pytest.raises(tm.StoreError, match=r"was begun with pyarrow 0\.1, and rank 1 of 2 has pyarrow \d\d"):
+        run_rank(corpus, out, 1, 2)
+    assert read_status(out).ranks[1].reason is not None
+    gate.write_bytes(b"{")
+    assert run_rank(corpus, out, 1, 2).manifest is not None, "what cannot be read is written again"
+
+
+def test_a_run_that_continues_with_another_engine_says_so_and_names_the_one_that_was_compared(
+    tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = tmp_path / "a.jsonl", tmp_path / "out"
+    path.write_bytes(jsonl(make_texts(120, 9)))
+    said: list[str] = []
+    monkeypatch.setattr(Silence, "say", lambda self, text, style="": said.append(text))
+    run_rank(path, out, 0, 2, tokenizer=str(tiny_tokenizer))
+    store = tokenize_here(path, out, **here(tokenizer=str(tiny_tokenizer), engine="huggingface"))
+    (note,) = [text for text in said if "tasks were made with" in text]
+    assert re.fullmatch(r"\d tasks were made with gigatoken [\d.]+; the others are made with huggingface [\d.]+", note)
+    assert store.manifest.engine.name == "gigatoken" and store.manifest.engine.parity is not None

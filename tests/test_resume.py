@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ from tests.running import (
     wait_for,
     write_parquet,
 )
+from tokenmill.engines import load_tokenizer
+from tokenmill.pipeline.journal import Journal, SavedPlan
+from tokenmill.pipeline.plan import InputFile, Plan
+from tokenmill.pipeline.request import Request
+from tokenmill.pipeline.resume import begin_or_resume
 
 TASK_BYTES = 400
 
@@ -256,22 +262,57 @@ def test_changed_inputs_are_refused_by_name(change: Callable[[Path], Any], messa
     assert snapshot(stopped.out) == before
 
 
+def test_one_of_very_many_inputs_that_is_gone_is_named_at_once(tmp_path: Path) -> None:
+    def file(number: int) -> InputFile:
+        name = f"{number:05d}.jsonl"
+        return InputFile(
+            path=f"/in/{name}", name=name, bytes=1, fingerprint="", mtime_ns=0, format="jsonl", compression="none"
+        )
+
+    files, tokenizer = [file(number) for number in range(20_000)], load_tokenizer("bytes")
+    settings = Request(inputs=["/in"], out="out", tokenizer="bytes").settings(tokenizer, files)
+    journal = Journal(tmp_path)
+    journal.begin(SavedPlan(settings.flags(), Plan(files, [], [])))
+    started = time.monotonic()
+    with pytest.raises(tm.StoreError, match=r"20000 inputs; this run has 19999, without 00007\.jsonl"):
+        begin_or_resume(journal, settings, files[:7] + files[8:], tokenizer)
+    assert time.monotonic() - started < 5
+
+
 def test_inputs_in_another_order_are_refused(stopped: Stopped) -> None:
     with pytest.raises(tm.StoreError, match="in another order"):
         stopped.run(inputs=stopped.inputs[::-1], on_error="skip")
 
 
-def test_a_touched_input_is_read_again_and_others_are_not(stopped: Stopped) -> None:
+def test_a_touched_small_input_is_the_same_because_all_of_its_content_is(stopped: Stopped) -> None:
     done = journal_of(stopped.out)
     published = identities(stopped.out, done)
-    for path in (stopped.folder / "a.jsonl", stopped.folder / "b.jsonl.gz"):
+    for path in (stopped.folder / "a.jsonl", stopped.folder / "b.jsonl.gz", stopped.folder / "z.jsonl"):
         os.utime(path)
     store = stopped.run(on_error="skip")
-    now = identities(stopped.out, done)
-    redone = {name for name in now if now[name] != published[name]}
-    assert redone == {name for name in now if name.startswith(("train/shard-00000", "train/shard-00001"))}
-    assert redone != set(now)
+    assert identities(stopped.out, done) == published
     assert store.manifest.num_documents_in == 12 + 12 + 20 + 5
+    fresh = tokenize_here(stopped.inputs, stopped.folder.parent / "fresh", **stopped.flags, on_error="skip")
+    assert snapshot(fresh.path) == snapshot(stopped.out)
+
+
+def test_a_touched_large_input_is_read_again_and_others_are_not(tmp_path: Path) -> None:
+    inputs, out = [str(tmp_path / f"{name}.jsonl") for name in "abc"], tmp_path / "out"
+    Path(inputs[0]).write_bytes(jsonl(["x" * 999_000 + str(number) for number in range(9)]))
+    Path(inputs[1]).write_bytes(jsonl(["y" * 2_999_900]))
+    Path(inputs[2]).write_bytes(jsonl(make_texts(3, 4)) + b"broken\n")
+    flags: dict[str, Any] = {"tokenizer": "bytes", "task_bytes": "3MB", "workers": 1}
+    with pytest.raises(tm.DataError, match="line 4"):
+        tokenize_here(inputs, out, **flags)
+    done = journal_of(out)
+    assert done == {"00000-0000", "00000-0001", "00000-0002", "00001-0000"}
+    published = identities(out, done)
+    for path in inputs:
+        os.utime(path)
+    tokenize_here(inputs, out, **flags, on_error="skip")
+    now = identities(out, done)
+    redone = {name for name in now if now[name] != published[name]}
+    assert redone == {name for name in now if name.startswith("train/shard-00000")}
 
 
 def test_a_large_input_that_was_changed_between_samples_is_read_again(tmp_path: Path) -> None:

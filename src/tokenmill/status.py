@@ -23,11 +23,11 @@ from rich.text import Text
 from tokenmill.errors import StoreError
 from tokenmill.monitoring import render_machine
 from tokenmill.pipeline.journal import Journal
-from tokenmill.pipeline.locking import Holder, find_holders
+from tokenmill.pipeline.locking import Holder, find_directory, find_holders
 from tokenmill.pipeline.mirroring import pulled
 from tokenmill.pipeline.observer import AttemptInfo, RunInfo, read_attempts
 from tokenmill.pipeline.plan import Plan
-from tokenmill.pipeline.sharing import Share, divide
+from tokenmill.pipeline.sharing import Share, divide, join_ranks
 from tokenmill.progress import Snapshot, format_bytes, format_count, format_seconds
 from tokenmill.remote.bucket import is_remote
 from tokenmill.store.manifest import MANIFEST, Manifest, decode_sealed, read_manifest
@@ -95,9 +95,7 @@ def read_status(store: str | Path) -> Status:
         with pulled(store, is_outline=True) as (folder, mirror):
             status = _read_status(folder, _heard_of(read_attempts(folder)))
             return msgspec.structs.replace(status, folder=mirror.url)
-    folder = Path(store)
-    if not folder.is_dir():
-        raise StoreError(f"{folder} does not exist; make a store with: tokenmill tokenize INPUT -o {folder}")
+    folder = find_directory(store)
     return _read_status(folder, find_holders(folder))
 
 
@@ -222,11 +220,13 @@ def _read_finished(folder: Path, manifest: Manifest) -> Status:
     shares = {attempt.share: attempt.last for attempt in attempts if attempt.share.world_size > 1}
     # Where the number of ranks was changed on the way, those of the last number have resumed the others' work.
     last = [moment for share, moment in shares.items() if share.world_size == attempts[-1].world_size]
+    # Ranks of a number that nobody had to start again have done some, too; a task without a document has no shard.
+    num_tasks = len({shard.name.partition("/")[2] for split in manifest.splits.values() for shard in split.shards})
     return Status(
         folder=str(folder),
         state="finished",
         attempts=attempts,
-        all_ranks=_add_up(last, 0, sum(moment.num_tasks_done for moment in last)) if last else None,
+        all_ranks=_add_up(last, 0, max(num_tasks, sum(moment.num_tasks_done for moment in last))) if last else None,
         num_documents=manifest.num_documents,
         num_tokens=manifest.num_tokens,
         num_rejects=manifest.num_rejects,
@@ -367,9 +367,8 @@ def _advise_ranks(status: Status) -> str:
         return f"All ranks have ended. Next: tokenmill finish {status.folder}"
     reasons = {rank.reason for rank in status.ranks if rank.reason is not None}
     said = f"It said: {min(reasons).rstrip('.')}. " if reasons else ""
-    numbers = " ".join(map(str, idle[:MOST_RANKS])) + (" ..." if len(idle) > MOST_RANKS else "")
     flags = f"--rank RANK --world-size {len(status.ranks)}"
-    return f"{said}To continue, run the same tokenize command with {flags}, for RANK in {numbers}."
+    return f"{said}To continue, run the same tokenize command with {flags}, for RANK in {join_ranks(idle)}."
 
 
 def _describe_end(status: Status) -> str:

@@ -18,7 +18,7 @@ def print_summary(outcome: Outcome, request: Request) -> None:
     manifest = outcome.manifest
     if manifest is None:
         print(_describe_rank(outcome))
-        print(f"Next: tokenmill status {request.out}")
+        print(f"Whoever ends last writes the manifest.\nNext: tokenmill status {request.out}")
         return
     if outcome.observer is None:
         print_finished(request.out, manifest, "already finished")
@@ -32,6 +32,8 @@ def print_summary(outcome: Outcome, request: Request) -> None:
 def print_finished(store: str | Path, manifest: Manifest, how: str = "finished") -> None:
     """Print what a finished store holds."""
     print(f"{store} is {how}: {_totals(manifest)}.")
+    if manifest.num_rejects:
+        print(f"What could not be tokenized is left out, and listed in {store}/rejects.jsonl.")
     print(f"Next: tokenmill inspect {store}")
 
 
@@ -47,10 +49,8 @@ def _describe_rank(outcome: Outcome) -> str:
     """What a rank has done of a run that is not finished."""
     share, stock = outcome.share, outcome.stock
     assert stock is not None
-    own = f"{share}: {outcome.num_own:,} tasks done" if outcome.num_own else f"{share} has no task in this run"
-    least = "at least " if stock.unread else ""
-    done = f"{stock.num_done:,} of {least}{stock.num_tasks:,} tasks of the run are done"
-    return f"{own}; {done}; whoever ends last writes the manifest"
+    own = f"{share}: {_count(outcome.num_own, 'task')} done" if outcome.num_own else f"{share} has no task in this run"
+    return f"{own}; of all ranks, {stock}"
 
 
 def _rows(outcome: Outcome, manifest: Manifest) -> list[tuple[str, str]]:
@@ -65,7 +65,11 @@ def _rows(outcome: Outcome, manifest: Manifest) -> list[tuple[str, str]]:
     rows += [(f"  {reason}", f"{count:,}") for reason, count in manifest.rejects.items()]
     for name, split in manifest.splits.items():
         rows.append(
-            (name, f"{split.num_tokens:,} tokens in {split.num_documents:,} documents, {len(split.shards):,} shards")
+            (
+                name,
+                f"{split.num_tokens:,} tokens in {_count(split.num_documents, 'document')}, "
+                f"{_count(len(split.shards), 'shard')}",
+            )
         )
     size = sum(
         file.bytes for split in manifest.splits.values() for shard in split.shards for file in shard.files.values()
@@ -78,11 +82,17 @@ def _rows(outcome: Outcome, manifest: Manifest) -> list[tuple[str, str]]:
     moment = observer.snapshot
     if moment is not None and moment.num_text_bytes:
         speed = f"{moment.text_per_second / 1e6:.0f} MB/s, {moment.tokens_per_second / 1e6:.1f}M tokens/s"
-        rows.append(("time", f"{format_seconds(moment.seconds)} ({speed})"))
-        rows.append(
-            ("memory", f"{format_bytes(observer.peak_memory_bytes)} at most, of {format_bytes(moment.memory_limit)}")
-        )
+        # The totals above are those of the run; these are not.
+        whose = "" if outcome.share.is_whole else f", {outcome.share} alone"
+        rows.append(("time", f"{format_seconds(moment.seconds)} ({speed}){whose}"))
+        memory = f"{format_bytes(observer.peak_memory_bytes)} at most, of {format_bytes(moment.memory_limit)}"
+        rows.append(("memory", f"{memory}{whose}"))
     return rows
+
+
+def _count(number: int, noun: str) -> str:
+    """A number of things: `1 shard`, `2 shards`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _totals(manifest: Manifest) -> str:

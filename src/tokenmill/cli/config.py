@@ -29,8 +29,6 @@ def merge_config(config: Path | None, flags: dict[str, Any], context: typer.Cont
         merged["inputs"] = [merged["inputs"]]
     if isinstance(merged.get("workers"), str):
         merged["workers"] = count_or_auto(merged["workers"], "--workers")
-    if isinstance(merged.get("rank"), str) and merged["rank"].isdecimal():
-        merged["rank"] = int(merged["rank"])
     if isinstance(merged.get("separator"), str):
         merged["separator"] = merged["separator"].replace("\\n", "\n").replace("\\t", "\t").replace("\\0", "\0")
     for key, flag in (("inputs", "INPUT"), ("out", "-o OUT"), ("tokenizer", "--tokenizer SPEC")):

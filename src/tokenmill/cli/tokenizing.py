@@ -175,8 +175,11 @@ def _estimate(
     return_plain_arrays()
     for name in ("log_json", "quiet", "monitor"):
         switch(flags, name)
-    result = estimate(Request.from_flags(flags), share=sample, seq_len=seq_len, display=choose_display())
+    request = Request.from_flags(flags)
+    result = estimate(request, share=sample, seq_len=seq_len, display=choose_display())
     if as_json:
         print_json(result.as_json())
     else:
         print_estimate(result)
+    if request.rank is not None:
+        print("These are figures of the whole run on this machine, not of one rank.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,8 +17,8 @@ from tokenmill.executors.local import start_executor
 from tokenmill.machine import physical_cpus
 from tokenmill.pipeline.budget import Budget
 from tokenmill.pipeline.ending import in_words
-from tokenmill.pipeline.finish import Stock, describe_gate, finish, take_stock
-from tokenmill.pipeline.journal import Journal, SavedPlan, TaskRecord
+from tokenmill.pipeline.finish import Stock, describe_gate, finish, glance, take_stock
+from tokenmill.pipeline.journal import GateRecord, Journal, SavedPlan, TaskRecord
 from tokenmill.pipeline.locking import taking_turns
 from tokenmill.pipeline.messages import GateResult
 from tokenmill.pipeline.mill import WarmJob
@@ -72,6 +72,8 @@ class Attempt:
         journal: Journal,
         standing: Standing,
     ) -> None:
+        # With the stamps of the run: an input that was only touched since counts as what it was.
+        prepared = replace(prepared, files=standing.plan.inputs)
         self._prepared = prepared
         self._request = prepared.request
         self._tokenizer = prepared.tokenizer
@@ -107,8 +109,14 @@ class Attempt:
             # A limit, or what follows the last document of a stream, may leave some bytes unread.
             total = observer.snapshot.total_bytes
             self._display.update(msgspec.structs.replace(observer.snapshot, done_bytes=total))
-        observer.close(completed=True)
-        return self._conclude(observer)
+        # A rank that had nothing to do leaves word of itself too.
+        observer.close(completed=True, tally=None if self._prepared.share.is_whole else self._resumed())
+        try:
+            return self._conclude(observer)
+        except Exception as error:
+            said = in_words(error, self._store)
+            observer.retract(str(said))
+            raise said from None
 
     def _resumed(self) -> Tally:
         """How far the run was when this attempt began."""
@@ -126,27 +134,35 @@ class Attempt:
 
     def _conclude(self, observer: Observer) -> Outcome:
         """Write the manifest, if every task of the run is done, whoever did it."""
-        if self._journal.mirror is not None and not self._prepared.share.is_whole:
-            self._journal.mirror.pull(self._store)
+        share = self._prepared.share
         with taking_turns(self._store):
-            manifest = find_finished(self._store, self._settings, self._files)
-            stock = take_stock(self._journal, self._standing.plan)
+            stock = self._glance()
+            manifest = self._find_finished()
             if manifest is not None:
                 # Another rank was faster, and did not know yet how this one ended.
                 observer.write_run_file()
-            elif stock.is_complete:
+                return Outcome(manifest, observer, share)
+            stock = stock or take_stock(self._journal, self._standing.plan)
+            if stock.is_complete:
                 self._check_rejects(stock)
-                manifest = self._finish(stock, observer)
-        share = self._prepared.share
-        if manifest is None and share.is_whole:
-            raise StoreError(
-                f"{self._journal.folder} has {stock.num_done} entries for {stock.num_tasks} tasks; run the same "
-                "command again"
-            )
-        if manifest is None:
-            self._journal.sweep_own()
-        is_own = membership(self._standing.part)
-        return Outcome(manifest, observer, share, stock, sum(is_own(record.name) for record in stock.records))
+                return Outcome(self._finish(stock, observer), observer, share, stock)
+        if share.is_whole:
+            raise StoreError(f"{self._journal.folder} has entries for {stock}; run the same command again")
+        self._journal.sweep_own()
+        return Outcome(None, observer, share, stock, sum(map(membership(self._standing.part), stock.done)))
+
+    def _glance(self) -> Stock | None:
+        """What is missing, as far as names tell; where they do not, the journal is here now as it is in its bucket."""
+        if self._prepared.share.is_whole:
+            return None
+        files = self._journal.files()
+        stock = glance(files, self._standing.plan) if files else None
+        if stock is None and self._journal.mirror is not None:
+            self._journal.mirror.pull(self._store)
+        return stock
+
+    def _find_finished(self) -> Manifest | None:
+        return find_finished(self._store, self._settings, self._files, self._prepared.share)
 
     def _finish(self, stock: Stock, observer: Observer) -> Manifest:
         try:
@@ -154,7 +170,7 @@ class Attempt:
             return finish(self._journal, SavedPlan(self._settings.flags(), self._standing.plan), stock.records)
         except FileNotFoundError:
             # Without locks, another rank may have been at it too, and have removed the journal.
-            manifest = find_finished(self._store, self._settings, self._files)
+            manifest = self._find_finished()
             if manifest is None:
                 raise
             return manifest
@@ -179,7 +195,7 @@ class Attempt:
             self._parity = self._parity or result.parity
             if result.parity.num_mismatches:
                 raise _Mismatch(result.parity)
-            self._journal.keep_gate(describe_gate(self._tokenizer, engine, self._parity))
+            self._keep_gate(describe_gate(self._tokenizer, engine, self._parity))
             _introduce(self._display, self._tokenizer, job, result, budget)
             if result.unseen_keys:
                 names = ", ".join(map(repr, result.unseen_keys))
@@ -192,6 +208,27 @@ class Attempt:
         except _Mismatch as found:
             reference = self._fall_back(found.parity)
         self._run(reference, plan, observer, budget)
+
+    def _keep_gate(self, record: GateRecord) -> None:
+        """Remember which engine makes the store: the manifest names one, so that all ranks have to have it.
+
+        A run that continues may have another, which has the same ids. If both were at work, the manifest names the one
+        that was compared with the reference, or else the last.
+        """
+        known = self._journal.enter_gate(record)
+        differences = known.differences(record)
+        if not differences:
+            return
+        before, now = (" and ".join(names) for names in zip(*differences, strict=True))
+        if not self._prepared.share.is_whole:
+            raise StoreError(
+                f"{self._store} was begun with {before}, and {self._prepared.share} has {now}; give all ranks the same "
+                f"engine and versions, or remove {self._store} and start all ranks again"
+            )
+        if self._standing.done:
+            self._warn(f"{len(self._standing.done):,} tasks were made with {before}; the others are made with {now}")
+        if not self._standing.done or known.parity is None or record.parity is not None:
+            self._journal.keep_gate(record)
 
     def _make_runner(
         self, job: Job, plan: Plan, observer: Observer, budget: Budget, gate_passed: Callable[[GateResult], None]

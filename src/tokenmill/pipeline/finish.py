@@ -8,8 +8,10 @@ who ends a run that many processes share, or where.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from dataclasses import dataclass
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,11 @@ from tokenmill.engines import Tokenizer
 from tokenmill.errors import StoreError
 from tokenmill.files import sync_directory, write_durably
 from tokenmill.pipeline.journal import GateRecord, Journal, SavedPlan, StoredReject, TaskRecord
-from tokenmill.pipeline.locking import Holder, find_holders, sweep_locks, taking_turns
+from tokenmill.pipeline.locking import Holder, find_directory, find_holders, sweep_locks, taking_turns
 from tokenmill.pipeline.mirroring import pulled
 from tokenmill.pipeline.observer import read_attempts, write_run_file
 from tokenmill.pipeline.plan import InputFile, Plan, check_unchanged
-from tokenmill.pipeline.sharing import Share, divide, membership
+from tokenmill.pipeline.sharing import Share, join_ranks, membership, ownership
 from tokenmill.remote.paths import input_path, is_remote
 from tokenmill.store.manifest import (
     FORMAT_VERSION,
@@ -43,9 +45,12 @@ from tokenmill.store.manifest import (
 )
 from tokenmill.store.shard import dtype_for, hash_file
 
-__all__ = ["Incomplete", "Stock", "describe_gate", "finish", "finish_store", "package_version", "take_stock"]
+__all__ = ["Incomplete", "Stock", "describe_gate", "finish", "finish_store", "glance", "package_version", "take_stock"]
 
 REJECTS = "rejects.jsonl"
+ENTRY = re.compile(r"(\d+-\d+)\.json")
+MOST_LINES = 16
+MOST_NAMES = 4
 
 
 class Incomplete(StoreError):
@@ -60,26 +65,38 @@ class Incomplete(StoreError):
 class Stock:
     """How much of a plan is done."""
 
-    records: list[TaskRecord]
+    done: list[str]
     missing: list[str]
     """Tasks that nobody has done, whose inputs were touched since, or whose shards are gone."""
     unread: list[str]
     """Streams that nobody has read to their ends: how many tasks they have is not known."""
+    records: list[TaskRecord] = field(default_factory=list)
+    """What the tasks made that are done, if their entries were read."""
 
     @property
     def is_complete(self) -> bool:
         """Whether the manifest can be written."""
         return not self.missing and not self.unread
 
-    @property
-    def num_done(self) -> int:
-        """Tasks that are done."""
-        return len(self.records)
+    def __str__(self) -> str:
+        num_tasks = len(self.done) + len(self.missing)
+        if not num_tasks and self.unread:
+            return "no task"
+        return f"{len(self.done):,} of {'at least ' if self.unread else ''}{num_tasks:,} tasks"
 
-    @property
-    def num_tasks(self) -> int:
-        """Tasks that are known."""
-        return len(self.records) + len(self.missing)
+
+def glance(files: Collection[str], plan: Plan) -> Stock | None:
+    """What the names of the journal's files alone say is missing; None if they cover the plan and have to be read.
+
+    Each of many ranks looks when it ends: reading the entries of a large run takes minutes, and only the last has to.
+    """
+    missing = [task.name for task in plan.tasks if f"{task.name}.json" not in files]
+    unread = [stream.name for stream in plan.streams if f"stream-{stream.name}.json" not in files]
+    if not missing and not unread:
+        return None
+    is_known = membership(plan)
+    names = (match[1] for match in map(ENTRY.fullmatch, files) if match is not None)
+    return Stock([name for name in names if is_known(name)], missing, unread)
 
 
 def take_stock(journal: Journal, plan: Plan) -> Stock:
@@ -94,8 +111,9 @@ def take_stock(journal: Journal, plan: Plan) -> Stock:
     records = [record for record in entered if not record.modified(plan.inputs)]
     if not unread.streams and len(records) == len(expected):
         records = _with_shards(journal, records)
-    done = {record.name for record in records}
-    return Stock(records, [name for name in expected if name not in done], [stream.name for stream in unread.streams])
+    done = {record.name: record for record in records}
+    missing = [name for name in expected if name not in done]
+    return Stock(list(done), missing, [stream.name for stream in unread.streams], records)
 
 
 def _with_shards(journal: Journal, records: list[TaskRecord]) -> list[TaskRecord]:
@@ -110,7 +128,8 @@ def describe_gate(tokenizer: Tokenizer, engine: str, parity: ParityInfo | None) 
     files = {name: FileInfo(len(data), hash_bytes(data)) for name, data in sorted(tokenizer.files.items())}
     info = TokenizerInfo(tokenizer.name, tokenizer.kind, tokenizer.sha256, tokenizer.vocab_size, files)
     is_compared = parity is not None and (parity.num_documents or parity.num_awkward)
-    return GateRecord(info, engine, package_version(engine), parity if is_compared else None)
+    versions = {name: package_version(name) for name in ("tokenmill", "pyarrow")}
+    return GateRecord(info, engine, package_version(engine), parity if is_compared else None, versions)
 
 
 def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Manifest:
@@ -169,16 +188,20 @@ def finish_store(store: str | Path) -> Manifest:
     if isinstance(store, str) and is_remote(store):
         with pulled(store) as (folder, mirror):
             return _finish_run(Journal(folder, mirror=mirror))
-    folder = Path(store)
-    if not folder.is_dir():
-        raise StoreError(f"{store} does not exist; make a store with: tokenmill tokenize INPUT -o {store}")
-    return _finish_run(Journal(folder))
+    return _finish_run(Journal(find_directory(store)))
 
 
 def _finish_run(journal: Journal) -> Manifest:
     store = journal.store
-    if not journal.exists():
+    is_finished, is_writable = (store / MANIFEST).exists(), os.access(store, os.W_OK)
+    if is_finished and not (is_writable and journal.folder.exists()):
+        # A kill right behind the manifest may have left some.
+        sweep_locks(store)
         return read_manifest(store)
+    if not is_finished and not journal.exists():
+        return read_manifest(store)
+    if not is_writable:
+        raise _describe_read_only(journal)
     with taking_turns(store):
         if (store / MANIFEST).exists():
             journal.sweep_finished()
@@ -193,46 +216,77 @@ def _finish_run(journal: Journal) -> Manifest:
         return finish(journal, saved, stock.records)
 
 
+def _describe_read_only(journal: Journal) -> StoreError:
+    """What is missing can be told without writing."""
+    saved = journal.saved_plan()
+    stock = take_stock(journal, saved.plan)
+    if not stock.is_complete:
+        return _describe_missing(journal, saved.plan, stock, find_holders(journal.store))
+    return StoreError(
+        f"{journal.store} has all of its tasks and cannot be written from here; run tokenmill finish where it can"
+    )
+
+
 def _describe_missing(journal: Journal, plan: Plan, stock: Stock, holders: list[Holder]) -> Incomplete:
     """Who has what to do, as far as it is known how many ranks there are: from those that run, or ran last."""
     store = journal.store
     attempts = read_attempts(store)
     size = holders[0].share.world_size if holders else attempts[-1].world_size if attempts else 1
-    least = "at least " if stock.unread else ""
-    message = f"{store} is not complete: {stock.num_done:,} of {least}{stock.num_tasks:,} tasks are done; "
+    message = f"{store} is not complete: {stock} {'is' if str(stock) == 'no task' else 'are'} done; "
+    missing = _list_missing(plan, stock, ownership(plan, size))
     if size == 1:
         advice = f"wait for {holders[0]}" if holders else "run the same tokenize command again to do the rest"
-        return Incomplete(message + advice, _list_missing(plan, stock))
-    details, idle = [], []
-    running = {holder.share: holder for holder in holders}
-    for rank, part in enumerate(divide(plan, size)):
-        share = Share(rank, size)
-        missing = _list_missing(part, stock)
-        if missing and share not in running:
-            idle.append(f"--rank {rank}")
-        details += [f"{running.get(share, share)}: {line}" for line in missing]
-    advice = (
-        f"run the same tokenize command with --world-size {size} and {', '.join(idle)}" if idle else "wait for them"
-    )
-    return Incomplete(message + advice, details)
+        return Incomplete(message + advice, missing.get(0, []))
+    running = {holder.share.rank: str(holder) for holder in holders}
+    idle = join_ranks(rank for rank in missing if rank not in running)
+    advice = "wait for them"
+    if idle:
+        which = f"--rank {idle}" if idle.isdecimal() else f"--rank N, for N in {idle}"
+        advice = f"run the same tokenize command with --world-size {size} and {which}"
+    details = {rank: [f"{running.get(rank, Share(rank, size))}: {line}" for line in missing[rank]] for rank in missing}
+    return Incomplete(message + advice, _shorten(details))
 
 
-def _list_missing(plan: Plan, stock: Stock) -> list[str]:
-    """The tasks of a plan that are missing: those that follow each other as a range, by input."""
-    is_own = membership(plan)
-    missing = [name for name in stock.missing if is_own(name)]
-    ranges: list[list[str]] = []
-    for name in missing:
-        if ranges and _follows(ranges[-1][-1], name):
-            ranges[-1].append(name)
-        else:
-            ranges.append([name])
+def _shorten(details: dict[int, list[str]]) -> list[str]:
+    """The lines of the first ranks, and how many there are of others."""
+    lines = [line for rank in sorted(details) for line in details[rank]]
+    if len(lines) <= MOST_LINES:
+        return lines
     lines = []
-    if missing:
-        shown = ", ".join(names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}" for names in ranges)
-        lines.append(f"{len(missing):,} task{'s' if len(missing) > 1 else ''} not done: {shown}")
+    for number, rank in enumerate(sorted(details)):
+        if len(lines) + len(details[rank]) >= MOST_LINES:
+            return [*lines, f"and {len(details) - number:,} more ranks"]
+        lines += details[rank]
+    return lines
+
+
+def _list_missing(plan: Plan, stock: Stock, owner: Callable[[str], int]) -> dict[int, list[str]]:
+    """What each rank has to do, in a line or two: tasks that follow each other as a range, by input."""
+    ranges: dict[int, list[list[str]]] = defaultdict(list)
+    for name in stock.missing:
+        own = ranges[owner(name)]
+        if own and _follows(own[-1][-1], name):
+            own[-1].append(name)
+        else:
+            own.append([name])
+    lines: dict[int, list[str]] = defaultdict(list)
+    for rank, own in ranges.items():
+        count = sum(map(len, own))
+        shown = [names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}" for names in own]
+        lines[rank].append(f"{count:,} task{'s' if count > 1 else ''} not done: {_enumerate(shown)}")
+    unread: dict[int, list[str]] = defaultdict(list)
     names = {stream.name: plan.inputs[stream.input].name for stream in plan.streams}
-    return lines + [f"{names[name]} not read to its end" for name in stock.unread if name in names]
+    for name in stock.unread:
+        unread[owner(name)].append(names[name])
+    for rank, own_files in unread.items():
+        ends = "its end" if len(own_files) == 1 else "their ends"
+        lines[rank].append(f"{_enumerate(own_files)} not read to {ends}")
+    return lines
+
+
+def _enumerate(words: list[str]) -> str:
+    shown = ", ".join(words[:MOST_NAMES])
+    return shown if len(words) <= MOST_NAMES else f"{shown} and {len(words) - MOST_NAMES:,} more"
 
 
 def _follows(before: str, name: str) -> bool:

@@ -11,6 +11,7 @@ not matter who writes it, or that two do; what only one process may touch has th
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -88,6 +89,14 @@ class GateRecord(msgspec.Struct, frozen=True):
     engine: str
     version: str
     parity: ParityInfo | None
+    versions: dict[str, str] = {}
+    """Of other packages that decide the bytes of a store."""
+
+    def differences(self, other: GateRecord) -> list[tuple[str, str]]:
+        """The engine and packages that two processes do not have in common: what this one has, and the other."""
+        pairs = [(f"{self.engine} {self.version}", f"{other.engine} {other.version}")]
+        pairs += [(f"{n} {v}", f"{n} {other.versions.get(n, v)}") for n, v in self.versions.items()]
+        return [(mine, theirs) for mine, theirs in pairs if mine != theirs]
 
 
 class _StreamEnd(msgspec.Struct, frozen=True):
@@ -150,6 +159,19 @@ class Journal:
         """Remember what the gate found, for whoever writes the manifest."""
         self._write("gate.json", record)
 
+    def enter_gate(self, record: GateRecord) -> GateRecord:
+        """Remember what the gate found, unless that is known already; gives what is known."""
+        data = msgspec.json.encode(record)
+        if self.mirror is None:
+            create_durably(self.folder / "gate.json", data)
+        else:
+            there = self.mirror.create(f"{self.folder.name}/gate.json", data)
+            write_durably(self.folder / "gate.json", there or data)
+        known = self.gate()
+        if known is None:
+            self.keep_gate(record)
+        return known or record
+
     def gate(self) -> GateRecord | None:
         """What the gate found, if it was held."""
         return _read(self.folder / "gate.json", GateRecord)
@@ -181,6 +203,16 @@ class Journal:
         """Have an entry here that another machine made; a directory is shared, and has it."""
         if self.mirror is not None:
             (self.folder / f"{record.name}.json").write_bytes(msgspec.json.encode(record))
+
+    def files(self) -> set[str]:
+        """The names of its files as they are now, whoever made them; none where the run is finished."""
+        if self.mirror is not None:
+            return self.mirror.journal()
+        try:
+            with os.scandir(self.folder) as found:
+                return {entry.name for entry in found}
+        except FileNotFoundError:
+            return set()
 
     def names(self) -> list[str]:
         """The tasks that have an entry, in input order."""

@@ -26,6 +26,7 @@ __all__ = [
     "Holder",
     "Lock",
     "StoreInUseError",
+    "find_directory",
     "find_holders",
     "is_in_use",
     "is_lock",
@@ -158,6 +159,23 @@ def taking_turns(store: Path) -> Iterator[None]:
             return
 
 
+def find_directory(store: str | Path) -> Path:
+    """The directory of a store that somebody wants to look at; what is none, or cannot be read, is refused."""
+    folder = Path(store)
+    try:
+        if not folder.exists():
+            raise StoreError(f"{folder} does not exist; make a store with: tokenmill tokenize INPUT -o {folder}")
+        if not folder.is_dir():
+            raise StoreError(f"{folder} is a file; expected the directory of a token store, or its URL")
+        for part in filter(Path.exists, (folder, folder / ".tasks")):
+            next(part.iterdir(), None)
+    except OSError as error:
+        raise StoreError(
+            f"{folder} cannot be read: {error.strerror}; ask its owner, or run this as the user who made it"
+        ) from None
+    return folder
+
+
 def find_holders(store: Path, wanted: Callable[[Share], bool] = lambda _: True) -> list[Holder]:
     """The processes that hold a directory, or those of wanted shares."""
     holders = []
@@ -180,7 +198,8 @@ def is_lock(name: str) -> bool:
 def sweep_locks(store: Path) -> None:
     """Remove the lock files of killed processes: those that nobody holds."""
     for path in store.glob(".*lock"):
-        if NAME.fullmatch(path.name):
+        # A lock that is held, also by this process, is not to be had here; who holds the turn takes its file away.
+        if is_lock(path.name):
             with suppress(OSError), path.open("r+b", buffering=0) as file:
                 if try_lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
                     path.unlink(missing_ok=True)

@@ -62,6 +62,12 @@ class Mirror:
         self._sizes = {info.key[below:]: info.num_bytes for info in self._bucket.list(self._folder)}
         return self._sizes
 
+    def journal(self) -> set[str]:
+        """The names of the journal's files that are there now, without their contents; none of a finished store."""
+        below = len(self.key(JOURNAL)) + 1
+        names = {info.key[below:] for info in self._bucket.list(self.key(JOURNAL))}
+        return set() if self._bucket.exists(self.key(MANIFEST)) else names
+
     def has(self, name: str, num_bytes: int) -> bool:
         """Whether a file is there with its size, as far as this process knows."""
         sizes = self._sizes if self._sizes is not None else self.names()

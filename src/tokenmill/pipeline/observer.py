@@ -191,15 +191,22 @@ class Observer:
     def close(self, *, completed: bool, reason: str | None = None, tally: Tally | None = None) -> None:
         """The attempt has ended; `reason` is what the user is told when it ended early.
 
-        `tally` is how far it was, for one that ended before there was anything to observe.
+        `tally` is how far it was, for one that ended before there was anything to observe. If it had nothing to do,
+        that is of interest in a first attempt only.
         """
-        if self._snapshot is None and tally is not None:
+        if self._snapshot is None and tally is not None and not (completed and self._attempts):
             self._note(tally)
         self._reason = reason
         self._stop.set()
         self._sampler.join()
         self._display.close()
         self._write_attempts(completed=completed)
+        self._push()
+
+    def retract(self, reason: str) -> None:
+        """The tasks of an attempt are done, and yet it ended early, while it was ending the run."""
+        self._reason = reason
+        self._write_attempts(completed=False)
         self._push()
 
     def write_run_file(self) -> None:

@@ -87,8 +87,8 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> str:
-        """Its path as a user finds it: from the working directory, or the whole of it."""
-        return self.path.removeprefix(f"{Path.cwd()}/")
+        """Its path as a user finds it, from the working directory where it is below; of what was fetched, its name."""
+        return self.path.removeprefix(f"{Path.cwd()}/") if self.origin is None else self.name
 
 
 class Span(msgspec.Struct, frozen=True):

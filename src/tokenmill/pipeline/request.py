@@ -7,6 +7,7 @@ checked and explained in one place.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -79,6 +80,10 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
         for name in flags:
             if name not in known:
                 raise UsageError(f"{_flag(name)} is not a flag of tokenize; see tokenmill tokenize --help")
+        rank = flags.get("rank")
+        if isinstance(rank, str) and re.fullmatch(r"-?[0-9]+", rank):
+            # As a command line or an environment has it.
+            flags = {**flags, "rank": int(rank)}
         try:
             request = msgspec.convert(dict(flags), cls)
         except msgspec.ValidationError as error:
@@ -249,6 +254,8 @@ def _explain(message: str, flags: Mapping[str, Any]) -> str:
         literals = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]
         choices = ", ".join(choice for part in literals for choice in get_args(part))
         text += f"; expected {choices}, or a number" if int in get_args(kind) else f"; expected one of {choices}"
+    elif name in flags and (least := re.match(r"Expected `int` >= (\d+)$", text)):
+        return f"{_flag(name)} {flags[name]}: expected a whole number from {least[1]} on"
     elif name in flags:
         return f"{_flag(name)} {flags[name]}: {text[:1].lower()}{text[1:]}"
     return f"{_flag(name)}: {text}" if where else text

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tokenmill.engines import Tokenizer
 from tokenmill.errors import StoreError
 from tokenmill.pipeline.journal import Journal, SavedPlan, TaskRecord
 from tokenmill.pipeline.plan import InputFile, Plan, make_plan
 from tokenmill.pipeline.settings import Settings
-from tokenmill.pipeline.sharing import membership
+from tokenmill.pipeline.sharing import WHOLE, Share, membership
 from tokenmill.store.manifest import MANIFEST, Manifest, read_manifest
 
 __all__ = ["Standing", "begin_or_resume", "find_finished", "is_discarded", "is_same"]
@@ -68,17 +70,17 @@ def begin_or_resume(
             journal.mirror.erase()
         journal.mirror.pull(store)
     saved = None
-    manifest = find_finished(store, settings, files)
+    manifest = find_finished(store, settings, files, journal.share)
     if manifest is None and not journal.exists():
         saved = _begin(journal, settings, plan or make_plan(files, settings))
         # Without locks, it may have been finished between the two looks.
-        manifest = find_finished(store, settings, files)
+        manifest = find_finished(store, settings, files, journal.share)
     if manifest is not None:
         journal.sweep_finished()
         return Standing(manifest)
     saved = saved or journal.saved_plan()
-    described = [(file.name, file.bytes, file.fingerprint) for file in saved.inputs]
-    _refuse_differences(store, saved.settings, settings.flags(), described, files, "another tokenizer")
+    begun = _Begun(store, saved.settings, _describe(saved.inputs), "another tokenizer")
+    _refuse_differences(begun, settings, files, journal.share)
     tokenizer.save(store / "tokenizer")
     if journal.mirror is not None:
         journal.mirror.push_tokenizer(store)
@@ -92,20 +94,24 @@ def is_discarded(journal: Journal, settings: Settings, files: list[InputFile]) -
     return not is_same(journal.saved_plan(), settings, files)
 
 
-def find_finished(store: Path, settings: Settings, files: list[InputFile]) -> Manifest | None:
+def find_finished(store: Path, settings: Settings, files: list[InputFile], share: Share = WHOLE) -> Manifest | None:
     """The manifest of a store that is finished, if this request would make the same one; None if there is none."""
     if not (store / MANIFEST).exists():
         return None
     manifest = read_manifest(store)
     described = [(file.path, file.bytes, file.fingerprint) for file in manifest.inputs]
-    _refuse_differences(store, manifest.settings, settings.flags(), described, files, manifest.tokenizer.name)
+    begun = _Begun(store, manifest.settings, described, manifest.tokenizer.name)
+    _refuse_differences(begun, settings, files, share)
     return manifest
 
 
 def is_same(saved: SavedPlan, settings: Settings, files: list[InputFile]) -> bool:
     """Whether a run that was begun is one of these settings and inputs."""
-    described = [(file.name, file.bytes, file.fingerprint) for file in saved.inputs]
-    return saved.settings == settings.flags() and described == [(f.name, f.bytes, f.fingerprint) for f in files]
+    return saved.settings == settings.flags() and _describe(saved.inputs) == _describe(files)
+
+
+def _describe(files: list[InputFile]) -> list[tuple[str, int, str]]:
+    return [(file.name, file.bytes, file.fingerprint) for file in files]
 
 
 def _begin(journal: Journal, settings: Settings, plan: Plan) -> SavedPlan | None:
@@ -128,12 +134,13 @@ def _saved(settings: Settings, plan: Plan) -> SavedPlan:
 def _resume(
     journal: Journal, saved: SavedPlan, settings: Settings, files: list[InputFile], plan: Plan | None
 ) -> Standing:
-    """Keep finished tasks, except those of inputs that were touched since: those are done again."""
+    """Keep finished tasks, except those of inputs that were touched since and may be others: those are done again."""
+    files = [_recognize(old, new, journal.share) for old, new in zip(saved.inputs, files, strict=True)]
     if any(old.stamp != new.stamp for old, new in zip(saved.inputs, files, strict=True)):
         plan = plan or make_plan(files, settings)
         journal.amend(_saved(settings, plan))
     # Cut once: what a run that continues would cut may depend on its version.
-    plan = plan or Plan(files, saved.plan.tasks, saved.plan.streams)
+    plan = msgspec.structs.replace(plan or saved.plan, inputs=files)
     part = journal.share.of(plan)
     notes = []
     done = {}
@@ -158,35 +165,65 @@ def _resume(
     return Standing(None, plan, part, done, journal.ended_streams(files), tuple(notes))
 
 
-def _refuse_differences(
-    store: Path,
-    before: dict[str, Any],
-    now: dict[str, Any],
-    inputs_before: list[tuple[str, int, str]],
-    files: list[InputFile],
-    tokenizer_before: str,
-) -> None:
+def _recognize(old: InputFile, new: InputFile, share: Share) -> InputFile:
+    """An input that was touched since the run began: untouched, where its whole content is known to be equal.
+
+    Of a large one only a sample is known. A run does its tasks again; ranks would undo each other's work for ever
+    where each has a copy with a time of its own.
+    """
+    if old.stamp == new.stamp:
+        return new
+    if not new.is_sampled:
+        return msgspec.structs.replace(new, mtime_ns=old.mtime_ns, origin=old.origin)
+    if share.is_whole:
+        return new
+    if old.origin != new.origin:
+        raise StoreError(
+            f"{new.name} was fetched from {old.origin or 'a file'} when the run was begun, and from "
+            f"{new.origin or 'a file'} by {share}; name the same revision in the commands of all ranks"
+        )
+    raise StoreError(
+        f"{new.name} has another modification time for {share} than when the run was begun; copies on several machines "
+        "need the same times (rsync -a, cp -p); if the file was changed, remove the store and start all ranks again"
+    )
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """What a directory was begun with."""
+
+    store: Path
+    settings: dict[str, Any]
+    inputs: list[tuple[str, int, str]]
+    tokenizer: str
+
+
+def _refuse_differences(begun: _Begun, settings: Settings, files: list[InputFile], share: Share) -> None:
+    store, before, now = begun.store, begun.settings, settings.flags()
     advice = "Use another directory, or --overwrite"
+    if not share.is_whole:
+        advice = f"Use another directory, or remove {store} and start all ranks again"
     # The size of tasks follows from that of the inputs, so a difference of inputs is told first.
     differing = [flag for flag in now if before.get(flag) != now[flag] and flag != "task-bytes"]
     for flag in differing:
         old, value = before.get(flag), now[flag]
         if flag == "tokenizer":
             raise StoreError(
-                f"{store} was tokenized with {tokenizer_before} ({str(old)[:6]}); this run's tokenizer is another one "
+                f"{store} was tokenized with {begun.tokenizer} ({str(old)[:6]}); this run's tokenizer is another one "
                 f"({str(value)[:6]}). {advice}"
             )
         raise StoreError(f"{store} was made with --{flag} {_show(old)}; this run has {_show(value)}. {advice}")
-    names_before = [name for name, _, _ in inputs_before]
+    names_before = [name for name, _, _ in begun.inputs]
     names_now = [file.name for file in files]
     if names_before != names_now:
-        gone = [name for name in names_before if name not in set(names_now)]
-        added = [name for name in names_now if name not in set(names_before)]
+        all_before, all_now = set(names_before), set(names_now)
+        gone = [name for name in names_before if name not in all_now]
+        added = [name for name in names_now if name not in all_before]
         difference = f"without {gone[0]}" if gone else f"with {added[0]} added" if added else "in another order"
         raise StoreError(
             f"{store} was made from {len(names_before)} inputs; this run has {len(names_now)}, {difference}. {advice}"
         )
-    for (name, size, mark), file in zip(inputs_before, files, strict=True):
+    for (name, size, mark), file in zip(begun.inputs, files, strict=True):
         if size != file.bytes:
             raise StoreError(f"{name} had {size} bytes when {store} was begun and has {file.bytes} now. {advice}")
         if mark != file.fingerprint:

@@ -75,7 +75,7 @@ def tokenize(
     """
     several = [inputs] if isinstance(inputs, (str, Path)) or is_dataset(inputs) else list(inputs)
     if len(several) > 1 and any(map(is_dataset, several)):
-        raise UsageError("several datasets are no input; join them with datasets.concatenate_datasets")
+        raise UsageError("a dataset is an input by itself; join several with datasets.concatenate_datasets")
     names = ["a dataset" if is_dataset(item) else str(item) for item in several]
     made = None if isinstance(executor, str) else executor
     flags |= {"executor": executor} if isinstance(executor, str) else {}

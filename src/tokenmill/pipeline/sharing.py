@@ -8,14 +8,14 @@ finds its own work, wherever the others are.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from tokenmill.errors import UsageError
 from tokenmill.pipeline.plan import Plan, Stream, Task
 
-__all__ = ["WHOLE", "Share", "divide", "find_share", "membership"]
+__all__ = ["WHOLE", "Share", "divide", "find_share", "join_ranks", "membership", "ownership"]
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -66,6 +66,26 @@ def membership(plan: Plan) -> Callable[[str], bool]:
     return lambda name: name in tasks or name.partition("-")[0] in streams
 
 
+def ownership(plan: Plan, world_size: int) -> Callable[[str], int]:
+    """Tells whose a task or a stream is, by its name: a number of ranks is one lookup then, and not one for each."""
+    ranks = {}
+    for rank, part in enumerate(divide(plan, world_size)):
+        ranks.update({task.name: rank for task in part.tasks})
+        ranks.update({stream.name: rank for stream in part.streams})
+    return lambda name: ranks[name] if name in ranks else ranks[name.partition("-")[0]]
+
+
+def join_ranks(ranks: Iterable[int]) -> str:
+    """Numbers as `sbatch --array` takes them: `0-4,6`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] + 1 == rank:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
 def find_share(rank: int | str | None, world_size: int | None, environment: Mapping[str, str]) -> Share:
     """The share that `--rank` and `--world-size` ask for; a word for a rank says whose variables to read."""
     if rank is None:
@@ -73,9 +93,9 @@ def find_share(rank: int | str | None, world_size: int | None, environment: Mapp
             raise UsageError(f"--world-size {world_size} says how many ranks there are; say which this is with --rank")
         return WHOLE
     if rank == "slurm":
-        rank, world_size = _ask_slurm(world_size, environment)
-    elif rank == "kubernetes":
-        rank, world_size = _ask_kubernetes(world_size, environment)
+        return _ask_slurm(world_size, environment)
+    if rank == "kubernetes":
+        return _ask_kubernetes(world_size, environment)
     if world_size is None:
         raise UsageError(f"--rank {rank} is one of several; say how many with --world-size")
     number = int(rank)
@@ -99,7 +119,7 @@ def _largest_first(weighed: tuple[int, Task | Stream]) -> tuple[int, int, int]:
     return -size, work.input, work.number if isinstance(work, Task) else 0
 
 
-def _ask_slurm(world_size: int | None, environment: Mapping[str, str]) -> tuple[int, int]:
+def _ask_slurm(world_size: int | None, environment: Mapping[str, str]) -> Share:
     """The place in an array, in a step of srun, or in a step of an array.
 
     With `--world-size`, the number in the array is the rank itself, so that a part of an array can be submitted again.
@@ -114,15 +134,23 @@ def _ask_slurm(world_size: int | None, environment: Mapping[str, str]) -> tuple[
             "start it with srun"
         )
     number, count = 0, 1
-    if "SLURM_ARRAY_TASK_ID" in environment:
-        number, count = _place_in_array(world_size is not None, environment)
-    return number * num_processes + process, world_size or count * num_processes
+    if "SLURM_ARRAY_TASK_ID" in environment and world_size is not None:
+        number = _number("SLURM_ARRAY_TASK_ID", environment)
+    elif "SLURM_ARRAY_TASK_ID" in environment:
+        number, count = _place_in_array(environment)
+    share = Share(number * num_processes + process, world_size or count * num_processes)
+    if share.rank >= share.world_size:
+        # An array that is counted from 1 ends so.
+        found, advice = f"SLURM_PROCID is {process}", f"start at most {share.world_size} tasks"
+        if "SLURM_ARRAY_TASK_ID" in environment:
+            found = f"SLURM_ARRAY_TASK_ID is {number}" + (f", {found}" if is_step else "")
+            advice = f"submit --array=0-{max(1, share.world_size // num_processes) - 1}"
+        raise UsageError(f"{found} and --world-size {share.world_size}; {advice}, or leave --world-size out")
+    return share
 
 
-def _place_in_array(is_rank: bool, environment: Mapping[str, str]) -> tuple[int, int]:
+def _place_in_array(environment: Mapping[str, str]) -> tuple[int, int]:
     number, count = _number("SLURM_ARRAY_TASK_ID", environment), _number("SLURM_ARRAY_TASK_COUNT", environment)
-    if is_rank:
-        return number, count
     first = _number("SLURM_ARRAY_TASK_MIN", environment)
     step = _number("SLURM_ARRAY_TASK_STEP", environment) if "SLURM_ARRAY_TASK_STEP" in environment else 1
     place, odd = divmod(number - first, max(1, step))
@@ -134,20 +162,26 @@ def _place_in_array(is_rank: bool, environment: Mapping[str, str]) -> tuple[int,
     return place, count
 
 
-def _ask_kubernetes(world_size: int | None, environment: Mapping[str, str]) -> tuple[int, int]:
+def _ask_kubernetes(world_size: int | None, environment: Mapping[str, str]) -> Share:
     if "JOB_COMPLETION_INDEX" not in environment:
         raise UsageError(
             "--rank kubernetes finds no JOB_COMPLETION_INDEX; the job needs completionMode: Indexed in its spec"
         )
     number = _number("JOB_COMPLETION_INDEX", environment)
+    source = "--world-size"
     if world_size is None:
         if "JOB_COMPLETIONS" not in environment:
             raise UsageError(
                 f"--rank kubernetes is rank {number}, and Kubernetes does not say of how many; pass --world-size, or "
                 "set JOB_COMPLETIONS in the container's env"
             )
-        world_size = _number("JOB_COMPLETIONS", environment)
-    return number, world_size
+        source, world_size = "JOB_COMPLETIONS", _number("JOB_COMPLETIONS", environment)
+    if number >= world_size:
+        raise UsageError(
+            f"JOB_COMPLETION_INDEX is {number} and {source} {world_size}; give {source} the number of completions of "
+            "the job, which is more than any index"
+        )
+    return Share(number, world_size)
 
 
 def _number(name: str, environment: Mapping[str, str]) -> int:

@@ -160,7 +160,8 @@ def read_manifest(folder: Path) -> Manifest:
             ) from None
         if (folder / ".tasks").is_dir():
             raise StoreError(
-                f"{folder} is an unfinished run; finish it by running the same tokenize command again"
+                f"{folder} is an unfinished run; run the same tokenize command again, or, if ranks share it, those "
+                f"that tokenmill status {folder} names"
             ) from None
         raise StoreError(f"{folder} is not a token store: it has no {MANIFEST}") from None
     except OSError as error:
