@@ -191,6 +191,11 @@ def test_status_and_finish_of_ranks_that_have_no_disk_in_common(
     assert [rank.state for rank in status.ranks] == ["done", "not begun"]
     assert status.last is not None
     assert 0 < status.last.fraction < 1
+    bucket, prefix = split_url(url)
+    bucket.put(f"{prefix}/train/shard-00000-0777.bin", b"an orphan")
+    assert read_status(url).notes == [
+        "orphans, of tasks that were not done: 1 file, 9 B; continuing writes them again, or removes them"
+    ]
     done = tokenmill("finish", url)
     assert sentence(done).startswith(f"{url} is not complete: ")
     assert "with --world-size 2 and --rank 1" in done.stderr

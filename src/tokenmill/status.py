@@ -24,7 +24,7 @@ from tokenmill.errors import StoreError
 from tokenmill.monitoring import render_machine
 from tokenmill.pipeline.journal import Journal
 from tokenmill.pipeline.locking import Holder, find_directory, find_holders
-from tokenmill.pipeline.mirroring import pulled
+from tokenmill.pipeline.mirroring import find_unentered, pulled
 from tokenmill.pipeline.observer import AttemptInfo, RunInfo, read_attempts
 from tokenmill.pipeline.plan import Plan
 from tokenmill.pipeline.sharing import Share, divide, join_ranks
@@ -94,9 +94,19 @@ def read_status(store: str | Path) -> Status:
     if isinstance(store, str) and is_remote(store):
         with pulled(store, is_outline=True) as (folder, mirror):
             status = _read_status(folder, _heard_of(read_attempts(folder)))
-            return msgspec.structs.replace(status, folder=mirror.url)
+            notes = [*status.notes, *_describe_orphans(status.state, mirror.names())]
+            return msgspec.structs.replace(status, folder=mirror.url, notes=notes)
     folder = find_directory(store)
     return _read_status(folder, find_holders(folder))
+
+
+def _describe_orphans(state: State, names: dict[str, int]) -> Iterator[str]:
+    """What a run that was stopped has left in a bucket, and who looks after it."""
+    orphans = find_unentered(names) if state == "stopped" else []
+    if orphans:
+        size = format_bytes(sum(names[name] for name in orphans))
+        some = f"{len(orphans)} file{'' if len(orphans) == 1 else 's'}, {size}"
+        yield f"orphans, of tasks that were not done: {some}; continuing writes them again, or removes them"
 
 
 def _heard_of(attempts: list[AttemptInfo]) -> list[Holder]:

@@ -24,14 +24,15 @@ from tokenmill.remote.bucket import ObjectInfo, split_url
 from tokenmill.remote.client import AlreadyThere, NoSuchObject
 from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, read_manifest
 
-__all__ = ["JOURNAL", "PLAN", "Mirror", "find_orphans", "named", "pulled"]
+__all__ = ["JOURNAL", "PLAN", "Mirror", "find_orphans", "find_unentered", "named", "pulled"]
 
 JOURNAL = ".tasks"
 PLAN = f"{JOURNAL}/plan.json"
 TRIES = 5
 REQUESTS_AT_ONCE = 16
 _ENTRY = re.compile(rf"{re.escape(JOURNAL)}/[A-Za-z0-9][A-Za-z0-9.-]*")
-_OURS = re.compile(rf"(train|val)/shard-\d+-\d+(\.[a-z]+)+|{re.escape(JOURNAL)}/[^/]+|tokenizer/[^/]+")
+_SHARD = re.compile(r"(?:train|val)/shard-(\d+-\d+)(?:\.[a-z]+)+")
+_OURS = re.compile(rf"{_SHARD.pattern}|{re.escape(JOURNAL)}/[^/]+|tokenizer/[^/]+")
 """What a run may write, and so may remove: whatever else is in the place is somebody's."""
 RUN = "run.json"
 KEPT = (RUN, "rejects.jsonl")
@@ -271,6 +272,13 @@ def find_orphans(names: dict[str, int], manifest: Manifest) -> list[str]:
     """Files of runs that the manifest of a finished store does not know: a journal, or what a kill has left."""
     known = _known(manifest)
     return sorted(name for name in names if _is_ours(name) and name not in known)
+
+
+def find_unentered(names: dict[str, int]) -> list[str]:
+    """Files of tasks that have no entry in an unfinished run: they are being written, or a kill has left them."""
+    entered = {name.removeprefix(f"{JOURNAL}/").removesuffix(".json") for name in names if _ENTRY.fullmatch(name)}
+    shards = ((name, found[1]) for name in names if (found := _SHARD.fullmatch(name)))
+    return sorted(name for name, task in shards if task not in entered)
 
 
 def _known(manifest: Manifest) -> set[str]:
