@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 import msgspec
@@ -358,7 +359,7 @@ def _describe_attempts(status: Status) -> str:
 
 def _advice(status: Status) -> str:
     if status.state == "finished":
-        return f"Next: tokenmill inspect {status.folder}"
+        return f"Next: tokenmill inspect {quote(status.folder)}"
     if status.ranks:
         return _advise_ranks(status)
     if status.state == "running":
@@ -374,7 +375,7 @@ def _advise_ranks(status: Status) -> str:
     if not idle and status.state == "running":
         return "It may be stopped at any moment: the same commands continue it."
     if not idle:
-        return f"All ranks have ended. Next: tokenmill finish {status.folder}"
+        return f"All ranks have ended. Next: tokenmill finish {quote(status.folder)}"
     reasons = {rank.reason for rank in status.ranks if rank.reason is not None}
     said = f"It said: {min(reasons).rstrip('.')}. " if reasons else ""
     flags = f"--rank RANK --world-size {len(status.ranks)}"

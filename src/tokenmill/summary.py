@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 
 from tokenmill.pipeline.attempt import Outcome
 from tokenmill.pipeline.request import Request
@@ -18,14 +19,14 @@ def print_summary(outcome: Outcome, request: Request) -> None:
     manifest = outcome.manifest
     if manifest is None:
         print(_describe_rank(outcome))
-        print(f"Whoever ends last writes the manifest.\nNext: tokenmill status {request.out}")
+        print(f"Whoever ends last writes the manifest.\nNext: tokenmill status {quote(request.out)}")
         return
     if outcome.observer is None:
         print_finished(request.out, manifest, "already finished")
         return
     for name, value in _rows(outcome, manifest):
         print(f"{name:<12} {value}")
-    print(f"\nNext: tokenmill inspect {request.out}{_first_document(manifest)}")
+    print(f"\nNext: tokenmill inspect {quote(request.out)}{_first_document(manifest)}")
     sys.stdout.flush()
 
 
@@ -34,7 +35,7 @@ def print_finished(store: str | Path, manifest: Manifest, how: str = "finished")
     print(f"{store} is {how}: {_totals(manifest)}.")
     if manifest.num_rejects:
         print(f"What could not be tokenized is left out, and listed in {store}/rejects.jsonl.")
-    print(f"Next: tokenmill inspect {store}")
+    print(f"Next: tokenmill inspect {quote(str(store))}")
 
 
 def _first_document(manifest: Manifest) -> str:

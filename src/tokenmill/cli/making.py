@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -42,7 +43,7 @@ def train_tokenizer(
     )
     size = f"{trained.num_bytes / 1e6:.1f} MB of text"
     print(f"{trained.path / 'tokenizer.json'}: {trained.vocab_size:,} tokens from {size}")
-    print(f"Next: tokenmill tokenize INPUT... -o OUT --tokenizer {trained.path}")
+    print(f"Next: tokenmill tokenize INPUT... -o OUT --tokenizer {quote(str(trained.path))}")
 
 
 def export(
