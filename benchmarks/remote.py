@@ -145,7 +145,7 @@ def measure(arguments: Any, store: Path, url: str, proxy: FaultyProxy, folder: P
         (
             "bucket, in blocks, cache of half the store",
             url,
-            {"shuffle": "blocks", "cache_bytes": half, "prefetch": 2},
+            {"shuffle": "blocks", "block_tokens": size // 16, "cache_bytes": half, "prefetch": 2},
             None,
         ),
     ]

@@ -159,7 +159,8 @@ class FaultyProxy:
     """Hands requests on, and spoils some of the answers; counts what it saw.
 
     `faults` may have `hang` too: no answer at all until the client gives up. A request is spoilt with the probability
-    `rate`, by a generator with a seed, and never more than twice in a row, so that whoever tries again gets through.
+    `rate`, by a generator with a seed, and never more than twice in a row, so that whoever tries again gets through;
+    `fail_for` spoils every answer for a while.
     """
 
     def __init__(self, upstream: str, *, rate: float = 0.0, faults: tuple[str, ...] = FAULTS, seed: int = 0) -> None:
@@ -171,6 +172,7 @@ class FaultyProxy:
         """Seconds before every answer."""
         self.counts: Counter[str] = Counter()
         self.num_bytes = 0
+        self._outage = (0.0, "none")
         self._random = random.Random(seed)
         self._spoilt: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -208,9 +210,16 @@ class FaultyProxy:
                 except OSError:
                     return
 
+    def fail_for(self, seconds: float, fault: str) -> None:
+        """Have nothing but this fault from here on, for so long."""
+        self._outage = (time.monotonic() + seconds, fault)
+
     def _choose(self, line: str) -> str:
         with self._lock:
             self.counts[line.split(" ")[0]] += 1
+            if time.monotonic() < self._outage[0]:
+                self.counts[self._outage[1]] += 1
+                return self._outage[1]
             if self._spoilt[line] >= 2 or self._random.random() >= self.rate:
                 self._spoilt[line] = 0
                 return "none"

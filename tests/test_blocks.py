@@ -80,6 +80,7 @@ def test_where_is_the_inverse(store: Path) -> None:
 def test_the_tree_tells_how_well_it_is_shuffled(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = blocks(store)
     assert f"each row among {rows.shuffled_among:,} tokens" in repr(rows)
+    assert blocks(store, block_tokens=10**9).title().startswith("shuffle in 1 block, seed 0: ")
     loader = tm.load(store, 16, 4, shuffle="blocks", block_tokens=3000)
     assert "tokenmill: shuffle in" in capsys.readouterr().err
     tm.load(store, 16, 4, shuffle="blocks", block_tokens=3000, rank=1, world_size=2)
@@ -99,6 +100,9 @@ def test_ranks_share_blocks_and_a_state_goes_on(store: Path) -> None:
     second = tm.load(store, 16, 8, shuffle="blocks", block_tokens=3000)
     second.load_state_dict(first.state_dict())
     np.testing.assert_array_equal(collect(second, 1)[0].inputs, whole[5].inputs)
+    other = tm.load(store, 16, 8, shuffle="blocks", block_tokens=9000)
+    with pytest.raises(UsageError, match="block_tokens is 3000 in the state and 9000 here"):
+        other.load_state_dict(first.state_dict())
 
 
 def test_what_cannot_be_shuffled_in_blocks_is_refused(store: Path) -> None:
@@ -109,5 +113,7 @@ def test_what_cannot_be_shuffled_in_blocks_is_refused(store: Path) -> None:
         tm.shuffle(tm.pack(tm.open(store), seq_len=16, method="best-fit"), block_tokens=100)
     with pytest.raises(UsageError, match="block_tokens 0 must be a whole number, at least 1"):
         tm.shuffle(packed, block_tokens=0)
+    with pytest.raises(UsageError, match="block_tokens 0 must be a whole number, at least 1"):
+        tm.load(store, 16, 4, shuffle="blocks", block_tokens=0)
     with pytest.raises(UsageError, match="has no effect without shuffle='blocks'"):
         tm.load(store, 16, 4, block_tokens=100)

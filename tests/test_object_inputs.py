@@ -98,6 +98,15 @@ def test_globs_folders_and_names(corpus: Path, s3: str) -> None:
         names(f"{url}/a.jsonl", f"{url}/a.jsonl")
 
 
+def test_an_object_whose_name_has_wildcards_is_named(s3: str) -> None:
+    bucket, _ = split_url(s3)
+    for name in ("p%20q+r&s=[1]#x?.txt", "a*.txt"):
+        bucket.put(f"odd/{name}", b"x\n")
+        assert [item.path for item in expand_inputs([f"{s3}/odd/{name}"])] == [f"{s3}/odd/{name}"]
+    bucket.put("odd/ab.txt", b"x\n")
+    assert len(expand_inputs([f"{s3}/odd/?*.txt"])) == 3
+
+
 def test_wildcards_stay_inside_a_folder() -> None:
     assert _translate("a/*.x") == r"a/[^/]*\.x"
     assert _translate("a/**/b?[!c]") == r"a/(?:[^/]+/)*b[^/][^c]"
@@ -184,3 +193,9 @@ def test_no_endpoint_is_a_sentence_on_the_command_line(s3: str, monkeypatch: pyt
     assert done.returncode == 1
     assert "http://127.0.0.1:9 cannot be reached" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_tokenizer_in_a_bucket_is_refused_in_a_sentence(s3: str) -> None:
+    done = tokenmill("tokenize", f"{s3}/x.jsonl", "-o", "never", "--tokenizer", f"{s3}/tokenizer")
+    assert done.returncode == 2
+    assert "tokenizers are not read from buckets; copy it to this machine first" in done.stderr

@@ -17,7 +17,7 @@ from tokenmill.errors import MissingDependencyError, StoreError, TokenmillError,
 from tokenmill.remote import Bucket, is_remote, split_url
 from tokenmill.remote.bucket import PIECE_BYTES
 from tokenmill.remote.cache import Cache, NoRoom
-from tokenmill.remote.client import AlreadyThere, ChangedObject, NoSuchObject, RemoteError, Request, perform
+from tokenmill.remote.client import AlreadyThere, ChangedObject, NoSuchObject, RemoteError, Request, _explain, perform
 from tokenmill.remote.ranges import RangeReader, Stretch
 
 
@@ -103,6 +103,86 @@ def test_what_never_gets_better_is_an_error_and_no_short_answer(bucket: Bucket, 
         bucket.read_range(info, 0, 9_000)
 
 
+@pytest.mark.parametrize("fault", ["503", "reset"])
+def test_an_outage_is_waited_out(bucket: Bucket, faulty: FaultyProxy, fault: str, tmp_path: Path) -> None:
+    bucket.put("object", b"0123456789")
+    info = bucket.head("object")
+    (tmp_path / "file").write_bytes(b"abc")
+    faulty.fail_for(4, fault)
+    actions = [
+        lambda: bytes(bucket.read_range(info, 2, 5)),
+        lambda: bucket.read("object"),
+        lambda: bucket.head("object") == info,
+        lambda: len(bucket.list("")) > 0,
+        lambda: bucket.put("put", b"x"),
+        lambda: bucket.upload("uploaded", tmp_path / "file"),
+        lambda: bucket.create("created", b"x"),
+        lambda: bucket.delete(["nothing"]),
+    ]
+    with ThreadPoolExecutor(len(actions)) as pool:
+        answers = list(pool.map(lambda action: action(), actions))  # type: ignore[no-untyped-call]
+    assert answers == [b"234", b"0123456789", True, True, None, None, True, None]
+    assert faulty.counts[fault] > 30
+
+
+def test_an_outage_that_lasts_is_told_with_its_status_and_how_long_it_was_tried(
+    bucket: Bucket, faulty: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.put("object", b"0123456789")
+    monkeypatch.setattr("tokenmill.remote.client.PATIENCE_SECONDS", 0.5)
+    for fault, message in (
+        ("503", r"/object: the server answers 503 \(busy\); tried for \d+ s, try again later$"),
+        ("500", r"/object: the server answers 500 \(Internal Server Error\); tried for \d+ s"),
+        ("truncate", r"/object: the answers break off; tried for \d+ s"),
+        ("reset", r"/object: http://127.0.0.1:\d+ cannot be reached or does not answer; check .*; tried for \d+ s"),
+    ):
+        faulty.fail_for(60, fault)
+        with pytest.raises(RemoteError, match=message):
+            bucket.read("object")
+    faulty.fail_for(0, "none")
+    assert bucket.read("object") == b"0123456789"
+
+
+def test_a_stretch_that_failed_is_asked_for_again(
+    bucket: Bucket, faulty: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.put("object", bytes(range(200)))
+    monkeypatch.setattr("tokenmill.remote.client.PATIENCE_SECONDS", 0.1)
+    reader = RangeReader(bucket)
+    first, second = Stretch("object", 0, 10), Stretch("object", 20, 30)
+    faulty.fail_for(60, "503")
+    reader.expect([first, second], {"object": 200})
+    with pytest.raises(RemoteError, match="answers 503"):
+        reader.read(first, 200)
+    faulty.fail_for(0, "none")
+    assert reader.read(second, 200) == bytes(range(20, 30))
+    assert reader.read(first, 200) == bytes(range(10))
+    assert reader._num_ahead == 0
+
+
+def test_a_server_that_drops_the_very_first_connections_is_waited_for(
+    bucket: Bucket, faulty: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenmill.remote.client.reached", set())
+    faulty.fail_for(3, "reset")
+    bucket.put("object", b"x")
+
+
+def test_a_forked_process_waits_for_a_server_that_its_parent_has_reached(
+    bucket: Bucket, faulty: FaultyProxy, tmp_path: Path
+) -> None:
+    bucket.put("object", b"0123456789")
+    faulty.fail_for(4, "reset")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            (tmp_path / "said").write_bytes(bucket.read("object"))
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert (tmp_path / "said").read_bytes() == b"0123456789"
+
+
 def test_an_object_of_another_content_or_size_is_refused(bucket: Bucket) -> None:
     bucket.put("object", b"0123456789")
     info = bucket.head("object")
@@ -129,6 +209,12 @@ def test_errors_are_sentences(s3: str, bucket: Bucket, faulty: FaultyProxy, monk
         without_keys.delenv("AWS_SECRET_ACCESS_KEY")
         with pytest.raises(RemoteError, match="needs credentials, and there are none: set AWS_ACCESS_KEY_ID"):
             bucket.read("nothing")
+        # A machine whose service of roles answers, but not to everybody.
+        without_keys.setenv("AWS_METADATA_ENDPOINT", faulty.endpoint)
+        with pytest.raises(RemoteError, match="needs credentials, and there are none: set AWS_ACCESS_KEY_ID"):
+            bucket.read("nothing")
+    with pytest.raises(UsageError, match=r"^az://box needs the name of an account: set AZURE_STORAGE_ACCOUNT_NAME$"):
+        Bucket("az", "box").read("x")
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("GOOGLE_BASE_URL", "http://127.0.0.1:9")
@@ -137,11 +223,33 @@ def test_errors_are_sentences(s3: str, bucket: Bucket, faulty: FaultyProxy, monk
         with pytest.raises(RemoteError, match=rf"^{scheme}://box/x: http://127.0.0.1:9 cannot be reached"):
             Bucket(scheme, "box").read("x")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    started = time.monotonic()
     with pytest.raises(RemoteError, match=r"http://127.0.0.1:9 cannot be reached"):
         bucket.read("nothing")
+    assert time.monotonic() - started < 10, "a wrong address is told soon"
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(MissingDependencyError, match=r"tokenmill\[s3\]"):
         perform(Request(do="read", scheme="s3", bucket="another", key="x"))
+
+
+def test_what_obstore_says_of_other_stores_is_told_in_our_words() -> None:
+    from obstore.exceptions import BaseError
+
+    request = Request(do="read", scheme="gs", bucket="box", key="x")
+    for message, expected in (
+        (
+            "Generic GCS error: GET http://169.254.169.254/token - Server returned non-2xx status code: 403 Forbidden: no",
+            "gs://box/x needs credentials, and there are none: set GOOGLE_SERVICE_ACCOUNT; for a public bucket set "
+            "GOOGLE_SKIP_SIGNATURE=true",
+        ),
+        (
+            "Generic GCS error: GET http://host/box/x - Server returned non-2xx status code: 403 Forbidden: no",
+            "access to gs://box/x was denied; check GOOGLE_SERVICE_ACCOUNT, and what it allows",
+        ),
+        ("Generic GCS error: what is this", "gs://box/x: what is this"),
+        ("Generic MicrosoftAzure error: what is this", "gs://box/x: what is this"),
+    ):
+        assert str(_explain(request, BaseError(message))) == expected
 
 
 def test_a_forked_process_makes_requests(bucket: Bucket, tmp_path: Path) -> None:
@@ -207,7 +315,7 @@ def test_a_cache_removes_what_was_used_longest_ago(bucket: Bucket, tmp_path: Pat
     assert sorted(path.name for path in (cache.folder / "s").iterdir()) == ["a", "d"]
     with pytest.raises(StoreError, match="is damaged: its checksum"):
         cache.fetch("s/b", bucket, bucket.head("b"), "0" * 16)
-    assert not cache.has("s/b")
+    assert not cache.has("s/b", 1000)
     assert not list(cache.folder.rglob("*.tmp"))
 
 
@@ -222,7 +330,7 @@ def test_what_a_process_has_mapped_stays_and_what_a_dead_one_had_goes(bucket: Bu
     assert cache.fetch("s/b", bucket, bucket.head("b"), marks["b"])
     program = (
         "import sys; from pathlib import Path; from tokenmill.remote.cache import Cache\n"
-        "cache = Cache(Path(sys.argv[1]), 2500); print([cache.use('s/a'), cache.use('s/b')], flush=True); sys.stdin.read()"
+        "cache = Cache(Path(sys.argv[1]), 2500); print([cache.use('s/a', 1000), cache.use('s/b', 1000)], flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(cache.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -234,7 +342,7 @@ def test_what_a_process_has_mapped_stays_and_what_a_dead_one_had_goes(bucket: Bu
     process.kill()
     process.communicate()
     assert cache.fetch("s/c", bucket, bucket.head("c"), marks["c"])
-    assert cache.use("s/c")
+    assert cache.use("s/c", 1000)
     assert sum(path.is_file() for path in (cache.folder / "s").iterdir()) == 2
 
 
@@ -242,3 +350,29 @@ def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TokenmillError, match="cannot be used: .*; pass cache_dir"):
         Cache(tmp_path / "file" / "cache", 100)
+
+
+def test_a_file_of_another_size_is_fetched_again(bucket: Bucket, tmp_path: Path) -> None:
+    import xxhash
+
+    cache = Cache(tmp_path / "cache", 2500)
+    bucket.put("a", b"a" * 1000)
+    info, xxh3 = bucket.head("a"), xxhash.xxh3_64_hexdigest(b"a" * 1000)
+    assert cache.fetch("s/a", bucket, info, xxh3)
+    for size in (0, 900, 2000):
+        os.truncate(cache.folder / "s" / "a", size)
+        assert not cache.has("s/a", 1000)
+        assert not cache.use("s/a", 1000)
+        assert cache.fetch("s/a", bucket, info, xxh3)
+        assert (cache.folder / "s" / "a").read_bytes() == b"a" * 1000
+
+
+def test_a_small_file_is_kept_in_the_room_that_there_is(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache", 100)
+    assert cache.recall("s/note") is None
+    cache.keep("s/note", b"x" * 60)
+    cache.keep("s/other", b"y" * 60)
+    assert (cache.recall("s/note"), cache.recall("s/other")) == (None, b"y" * 60)
+    cache.keep("s/other", b"z" * 200)
+    assert cache.recall("s/other") in (None, b"y" * 60)
+    assert not list(cache.folder.rglob("*.tmp"))

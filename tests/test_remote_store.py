@@ -17,8 +17,11 @@ import numpy as np
 import pytest
 
 import tokenmill as tm
+from tests.conftest import make_texts, write_jsonl
 from tests.object_server import FaultyProxy
 from tests.stores import collect, make_documents, make_store
+from tokenmill.bench.loaders import Wanted, bench_loaders
+from tokenmill.bench.measuring import Effort
 from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.remote import split_url
 from tokenmill.remote.cache import Cache
@@ -106,17 +109,164 @@ def test_blocks_go_through_the_shards_and_the_cache_stays_in_its_bounds(
     size = sum(path.stat().st_size for path in folder.rglob("*.bin"))
     most = size // 3 + 2000
     settings: dict[str, Any] = {"seq_len": 16, "batch_size": 8, "shuffle": "blocks", "epochs": 2, "prefetch": 0}
-    block_tokens = most // 4 // 2
+    settings["block_tokens"] = most // 4 // 2
     remote = tm.load(url, cache_bytes=most, **settings)
-    assert "each row among" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "each row among" in said
+    assert "do not fit" not in said
     seen = []
     largest = 0
     for batch in remote:
         seen.append((batch.inputs.copy(), batch.targets.copy()))
         largest = max(largest, size_of(tmp_path / "cache"))
     assert 0 < largest <= most
-    local = tm.load(folder, block_tokens=block_tokens, **settings)
+    local = tm.load(folder, **settings)
     same(seen, [(batch.inputs, batch.targets) for batch in local])
+
+
+def test_shards_of_blocks_are_fetched_a_few_times_and_not_row_by_row(
+    tmp_path: Path, s3: str, faulty: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenmill.store.remote.EARLY_ROWS", 8)
+    _, url = make_remote(tmp_path, s3, count=3000, num_shards=24)
+    settings: dict[str, Any] = {"seq_len": 16, "batch_size": 8, "shuffle": "blocks", "epochs": 3}
+    loader = tm.load(url, block_tokens=2000, cache_bytes=1, **settings)
+    room = loader.rows.room_bytes  # type: ignore[attr-defined]
+    loader = tm.load(url, block_tokens=2000, cache_bytes=room, cache_dir=tmp_path / "tight", **settings)
+    faulty.counts.clear()
+    num_rows = sum(len(batch.inputs) for batch in loader)
+    assert faulty.counts["GET"] < num_rows // 10
+
+
+def test_the_order_of_blocks_is_the_same_whatever_the_cache_holds(
+    tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenmill.loaders.DEFAULT_BLOCK_TOKENS", 5000)
+    folder, url = make_remote(tmp_path, s3, count=3000, num_shards=24)
+    size = sum(path.stat().st_size for path in folder.rglob("*.bin"))
+    settings: dict[str, Any] = {"seq_len": 16, "batch_size": 8, "shuffle": "blocks", "epochs": 1}
+    whole = tm.load(folder, seq_len=16, batch_size=16, shuffle="blocks", epochs=1)
+    ranks = [
+        tm.load(url, rank=rank, world_size=2, cache_bytes=room, cache_dir=tmp_path / f"machine-{rank}", **settings)
+        for rank, room in enumerate((size // 2, 10 * size))
+    ]
+    assert ranks[0].rows.fingerprint == ranks[1].rows.fingerprint == whole.rows.fingerprint
+    for batch, *shares in zip(whole, *ranks, strict=True):
+        np.testing.assert_array_equal(batch.inputs, np.concatenate([share.inputs for share in shares]))
+    again = tm.load(url, cache_bytes=size // 3, **settings)
+    again.load_state_dict(ranks[1].state_dict())
+
+
+@pytest.mark.parametrize("shuffle", [True, False, "blocks"])
+def test_whole_shards_that_do_not_fit_are_read_by_range_ahead_of_their_use(
+    tmp_path: Path, s3: str, faulty: FaultyProxy, capsys: pytest.CaptureFixture[str], shuffle: bool | str
+) -> None:
+    folder, url = make_remote(tmp_path, s3, count=3000, num_shards=6)
+    largest = max(path.stat().st_size for path in folder.rglob("*.bin"))
+    settings: dict[str, Any] = {"seq_len": 16, "batch_size": 8, "shuffle": shuffle, "epochs": 1}
+    for share, room in enumerate((largest // 2, 2 * largest)):
+        faulty.counts.clear()
+        remote = tm.load(url, fetch="shard", cache_bytes=room, cache_dir=tmp_path / f"c{share}", **settings)
+        seen = [(batch.inputs.copy(), batch.targets.copy()) for batch in remote]
+        said = capsys.readouterr().err
+        warning = f"do not fit the cache of {room:,} bytes, so rows are read by range"
+        assert said.count(warning) == (1 if shuffle else 0)
+        assert faulty.counts["GET"] < len(seen), "rows are not asked for one by one"
+        same(seen, [(batch.inputs, batch.targets) for batch in tm.load(folder, **settings)])
+        capsys.readouterr()
+
+
+def test_a_file_of_the_cache_that_was_cut_off_is_fetched_again(tmp_path: Path, s3: str) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    store = tm.open(url)
+    assert isinstance(store, RemoteStore)
+    store.make_local()
+    for path in [*store.path.rglob("*.bin"), *store.path.rglob("*.idx")]:
+        os.truncate(path, path.stat().st_size // 2)
+    remote = tm.load(url, seq_len=16, batch_size=8, document_mask=True)
+    same(collect(remote, 60), collect(tm.load(folder, seq_len=16, batch_size=8, document_mask=True), 60))
+    wait_until(
+        lambda: all(p.stat().st_size == (folder / p.relative_to(store.path)).stat().st_size for p in bins(store))
+    )
+
+
+def bins(store: RemoteStore) -> list[Path]:
+    return sorted(store.path.rglob("*.bin"))
+
+
+def test_a_store_in_the_cache_is_read_without_a_server(
+    tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    store = tm.open(url)
+    assert isinstance(store, RemoteStore)
+    store.make_local()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    remote = tm.load(url, seq_len=16, batch_size=8, document_mask=True)
+    same(collect(remote, 60), collect(tm.load(folder, seq_len=16, batch_size=8, document_mask=True), 60))
+    assert capsys.readouterr().err == (
+        f"tokenmill: http://127.0.0.1:9 cannot be reached; {url} is read from the cache\n"
+    )
+    bins(store)[0].unlink()
+    with pytest.raises(TokenmillError, match=r"\.bin: http://127.0.0.1:9 cannot be reached"):
+        tm.open(url).read(0, 10)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:10")
+    with pytest.raises(TokenmillError, match=r"manifest.json: http://127.0.0.1:10 cannot be reached"):
+        tm.open(f"{s3}/another")
+
+
+@pytest.mark.parametrize("fault", ["503", "reset"])
+@pytest.mark.parametrize("fetch", ["shard", "range"])
+def test_loading_waits_for_a_server_that_is_away(
+    tmp_path: Path, s3: str, faulty: FaultyProxy, fetch: str, fault: str
+) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    loader = tm.load(url, seq_len=16, batch_size=8, fetch=fetch)
+    faulty.fail_for(4, fault)
+    same(collect(loader, 60), collect(tm.load(folder, seq_len=16, batch_size=8), 60))
+    assert faulty.counts[fault] > 5
+
+
+@pytest.mark.parametrize("fetch", ["shard", "range"])
+def test_a_loader_goes_on_after_an_outage_that_was_an_error(
+    tmp_path: Path, s3: str, faulty: FaultyProxy, fetch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    monkeypatch.setattr("tokenmill.remote.client.PATIENCE_SECONDS", 0.1)
+    loader = tm.load(url, seq_len=16, batch_size=8, fetch=fetch, prefetch=0)
+    faulty.fail_for(600, "503")
+    with pytest.raises(TokenmillError, match=r"the server answers 503 \(busy\); tried for"):
+        collect(loader, 1)
+    faulty.fail_for(0, "none")
+    same(collect(loader, 60), collect(tm.load(folder, seq_len=16, batch_size=8), 60))
+
+
+@pytest.mark.parametrize("fault", ["503", "reset"])
+def test_a_run_into_a_bucket_waits_for_a_server_that_is_away(
+    tmp_path: Path, s3: str, faulty: FaultyProxy, fault: str
+) -> None:
+    lines = write_jsonl(tmp_path / "a.jsonl", make_texts(200, seed=5))
+    choose, uploads = faulty._choose, []
+
+    def begin_at_first_upload(line: str) -> str:
+        if line.startswith("PUT") and ".bin" in line and not uploads:
+            uploads.append(line)
+            faulty.fail_for(4, fault)
+        return choose(line)
+
+    faulty._choose = begin_at_first_upload  # type: ignore[method-assign]
+    settings: dict[str, Any] = {"tokenizer": "bytes", "task_bytes": 4000, "workers": 2}
+    remote = tm.tokenize(str(lines), f"{s3}/tok", **settings)
+    local = tm.tokenize(str(lines), tmp_path / "tok", **settings)
+    assert faulty.counts[fault] > 5
+    assert remote.manifest.splits == local.manifest.splits
+
+
+def test_loaders_of_a_store_in_a_bucket_are_measured(tiny_store: Path, s3: str) -> None:
+    url = upload(tiny_store, f"{s3}/tiny")
+    wanted = Wanted([2], 32, 5, skip=["torch", "jax", "tf", "grain"])
+    report = bench_loaders(url, wanted, Effort(repeat=1))
+    assert [row.name for row in report.rows] == ["np.memmap loop", "tokenmill numpy"]
 
 
 def test_workers_that_are_forked_read_the_store(tmp_path: Path, s3: str) -> None:
@@ -270,7 +420,7 @@ def test_mistakes_are_sentences(tmp_path: Path, s3: str, monkeypatch: pytest.Mon
         tm.load(tm.open(url), 16, 8, fetch="range")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(TokenmillError, match=r"http://127.0.0.1:9 cannot be reached"):
-        tm.open(url)
+        tm.open(url, cache_dir=tmp_path / "empty")
 
 
 def test_a_cache_without_room_for_an_index_says_so(tmp_path: Path, s3: str) -> None:

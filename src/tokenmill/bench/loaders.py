@@ -32,6 +32,7 @@ from tokenmill.dataset.packing import pack
 from tokenmill.dataset.shuffling import shuffle
 from tokenmill.dataset.slicing import take
 from tokenmill.errors import UsageError
+from tokenmill.remote.bucket import is_remote
 from tokenmill.store.opening import open_tokens
 
 __all__ = ["FRAMEWORKS", "Wanted", "bench_loaders"]
@@ -122,6 +123,11 @@ class _Data:
         self._documents = open_tokens(path).split()
         self.dtype = self._documents.dtype
         self.num_tokens = min(self._documents.num_tokens, max_bytes // self.dtype.itemsize)
+
+    @property
+    def place(self) -> str:
+        """Where other processes find them."""
+        return self.path if is_remote(self.path) else str(Path(self.path).absolute())
 
     def num_rows(self, seq_len: int) -> int:
         """Rows that have a target for their last token."""
@@ -243,7 +249,7 @@ def _jobs(data: _Data, flat: Path, wanted: Wanted) -> list[tuple[str, dict[str, 
         found.append((f"DataLoader, {WORKERS} workers", _job("data_loader", imports, {**plain, "workers": WORKERS})))
     for name in wanted.frameworks:
         imports = [FRAMEWORKS[name], "tokenmill.loaders", "tokenmill.dataset.packing"]
-        ours = {"data": str(Path(data.path).absolute()), "framework": name, "num_rows": data.num_rows(wanted.seq_len)}
+        ours = {"data": data.place, "framework": name, "num_rows": data.num_rows(wanted.seq_len)}
         found.append((f"tokenmill {name}", _job("tokenmill", imports, ours)))
     return found
 

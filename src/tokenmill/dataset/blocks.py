@@ -25,8 +25,6 @@ DEFAULT_BLOCK_TOKENS = 1 << 28
 _PIECES, _ROWS = 1, 2
 """What a key is for: the order of pieces, or that of the rows of a block."""
 KEPT_EPOCHS = 4
-INDEX_BYTES = 20
-"""What an index has for each document."""
 
 
 def shuffle_blocks(rows: Rows, *, seed: int, block_tokens: int) -> Rows:
@@ -74,13 +72,12 @@ class BlockShuffledRows(Rows):
 
     @property
     def room_bytes(self) -> int:
-        """What a cache must hold: all indexes, and a block and the next one, each with a shard more than its share."""
+        """What a cache must hold: a block and the next one, each with a shard more than its share; or all shards."""
         documents = self._rows.documents
         table = documents.table
         per_token = sum(one.dtype.itemsize for one in (table, *documents.beside.values()))
         block = self.shuffled_among + int(table.num_tokens[self._shards].max(initial=0))
-        indexes = INDEX_BYTES * int(table.num_documents.sum())
-        return indexes + per_token * min(2 * block, int(table.num_tokens.sum()))
+        return per_token * min(2 * block, int(table.num_tokens.sum()))
 
     @property
     def fits(self) -> bool:

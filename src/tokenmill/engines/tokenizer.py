@@ -118,6 +118,8 @@ def load_tokenizer(spec: str) -> Tokenizer:
         from tokenmill.engines.tiktoken import load_named
 
         return load_named(spec.removeprefix("tiktoken:"))
+    if spec.startswith(("s3://", "gs://", "az://")):
+        raise UsageError(f"--tokenizer {spec}: tokenizers are not read from buckets; copy it to this machine first")
     path = Path(spec).expanduser()
     if path.is_dir():
         return open_tokenizer(path, name=path.resolve().name)

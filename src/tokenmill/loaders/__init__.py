@@ -10,8 +10,9 @@ from typing import Any
 
 from tokenmill.arguments import flag, one_of, show, whole_number
 from tokenmill.dataset.base import Rows
-from tokenmill.dataset.blocks import DEFAULT_BLOCK_TOKENS
+from tokenmill.dataset.blocks import DEFAULT_BLOCK_TOKENS, BlockShuffledRows
 from tokenmill.dataset.packing import pack
+from tokenmill.dataset.shuffling import ShuffledRows
 from tokenmill.dataset.shuffling import shuffle as shuffle_rows
 from tokenmill.errors import UsageError
 from tokenmill.loaders.base import Loader
@@ -75,6 +76,7 @@ def load(
         return stream(source, seq_len, batch_size, tokenizer=tokenizer, framework=framework, **told, **settings)  # type: ignore[arg-type]
     if batch_size is None:
         raise UsageError("load needs a batch_size, the number of rows in a batch of one rank")
+    slow = None
     if isinstance(source, Rows):
         _check_seq_len(source, seq_len)
         _refuse(
@@ -92,9 +94,12 @@ def load(
         if seq_len is None:
             raise UsageError("load needs a seq_len, the number of tokens in a row")
         rows = make_rows(documents, seq_len=seq_len, **making, **blocks)
+        slow = _why_slow(rows, documents, fetch)
     loader = make_loader(rows, framework=framework, batch_size=batch_size, **settings)
     if shuffle == BLOCKS and loader.rank == 0:
         print(f"tokenmill: {rows.title()}", file=sys.stderr)
+    if slow is not None:
+        print(f"tokenmill: {slow}", file=sys.stderr)
     return loader
 
 
@@ -137,7 +142,8 @@ def make_rows(
     """The rows of `load`: packed, and shuffled with the same seed."""
     rows: Rows = pack(documents, seq_len=seq_len, method=packing, long_documents=long_documents, seed=seed)  # type: ignore[arg-type]
     if shuffle == BLOCKS:
-        return shuffle_rows(rows, seed=seed, block_tokens=block_tokens or _default_block(documents))
+        told = DEFAULT_BLOCK_TOKENS if block_tokens is None else block_tokens
+        return shuffle_rows(rows, seed=seed, block_tokens=told)
     if block_tokens is not None:
         raise UsageError(f"block_tokens={show(block_tokens)} has no effect without shuffle='blocks'; leave it out")
     if isinstance(shuffle, str):
@@ -145,11 +151,18 @@ def make_rows(
     return shuffle_rows(rows, seed=seed) if flag(shuffle, "shuffle") else rows
 
 
-def _default_block(documents: Documents) -> int:
-    """A quarter of the cache of a store in a bucket: one block is in use, the next one comes, and some room is left."""
+def _why_slow(rows: Rows, documents: Documents, fetch: str | None) -> str | None:
+    """What to say if shards cannot be fetched whole, because a cache does not hold what this order needs at once."""
     room = documents.table.room_bytes
-    per_token = sum(table.dtype.itemsize for table in (documents.table, *documents.beside.values()))
-    return max(1, room // 4 // per_token) if room is not None else DEFAULT_BLOCK_TOKENS
+    if room is None:
+        return None
+    so = f"do not fit the cache of {room:,} bytes, so rows are read by range, which is slow; pass a larger cache_bytes"
+    if isinstance(rows, BlockShuffledRows):
+        needed = f"two blocks of shards, {rows.room_bytes:,} bytes,"
+        return None if rows.fits else f"{needed} {so}, or a smaller block_tokens"
+    if fetch == "shard" and isinstance(rows, ShuffledRows) and documents.num_tokens * documents.dtype.itemsize > room:
+        return f"all shards of {documents.name} {so}, or shuffle='blocks'"
+    return None
 
 
 def make_loader(rows: Any, *, framework: str = "numpy", **settings: Any) -> Loader:

@@ -77,19 +77,21 @@ class Cache:
         except OSError as error:
             raise NoRoom(f"the cache {self.folder} cannot be used: {error.strerror}; pass cache_dir") from None
 
-    def has(self, name: str) -> bool:
-        """Whether a file is here, whole."""
-        return (self.folder / name).exists()
+    def has(self, name: str, num_bytes: int) -> bool:
+        """Whether a file is here, whole; one of another size was damaged after it came, and counts as missing."""
+        try:
+            return os.stat(f"{self.folder}/{name}").st_size == num_bytes  # noqa: PTH116 (asked for every row)
+        except OSError:
+            return False
 
-    def use(self, name: str) -> bool:
+    def use(self, name: str, num_bytes: int) -> bool:
         """Whether a file is here; from then on it stays, until this process ends."""
         if name in self._leased:
             return True
-        path = self.folder / name
-        if not path.exists():
+        if not self.has(name, num_bytes):
             return False
         with self._locked(fcntl.LOCK_SH):
-            if not path.exists():
+            if not self.has(name, num_bytes):
                 return False
             self._write_lease(name)
         self.touch(name)
@@ -103,16 +105,37 @@ class Cache:
     def fetch(self, name: str, bucket: Bucket, info: ObjectInfo, xxh3: str, *, wait: bool = False) -> bool:
         """Bring a file here; False while another process is at it, which is waited for if that is asked."""
         path = self.make_folder(name.rpartition("/")[0]) / name.rpartition("/")[2]
-        while not path.exists():
+        while not self.has(name, info.num_bytes):
             with self._in_words(), self._writing(path) as temporary:
                 if temporary is not None:
-                    if not path.exists():
+                    if not self.has(name, info.num_bytes):
+                        path.unlink(missing_ok=True)
                         self._fill(temporary, path, bucket, info, xxh3)
                     return True
             if not wait:
-                return path.exists()
+                return self.has(name, info.num_bytes)
             time.sleep(WAIT_SECONDS)
         return True
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Have a small file with these bytes here; left out where there is no room for it."""
+        path = self.make_folder(name.rpartition("/")[0]) / name.rpartition("/")[2]
+        if self.recall(name) == data:
+            self.touch(name)
+            return
+        with suppress(NoRoom), self._in_words(), self._writing(path) as temporary:
+            if temporary is not None:
+                self._make_room(temporary, len(data))
+                temporary.write_bytes(data)
+                with self._locked(fcntl.LOCK_SH):
+                    temporary.replace(path)
+
+    def recall(self, name: str) -> bytes | None:
+        """The bytes of a small file, if it is here."""
+        try:
+            return (self.folder / name).read_bytes()
+        except OSError:
+            return None
 
     def _fill(self, temporary: Path, path: Path, bucket: Bucket, info: ObjectInfo, xxh3: str) -> None:
         self._make_room(temporary, info.num_bytes)

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,13 +20,24 @@ from typing import Any
 import msgspec
 
 from tokenmill.errors import MissingDependencyError, TokenmillError, UsageError
-from tokenmill.remote.client import AlreadyThere, ChangedObject, NoSuchObject, Refused, RemoteError, Request, perform
+from tokenmill.remote.client import (
+    AlreadyThere,
+    ChangedObject,
+    NoSuchObject,
+    Refused,
+    RemoteError,
+    Request,
+    Unreachable,
+    perform,
+    reached,
+)
 
 __all__ = ["carry_out", "serve"]
 
 NUM_THREADS = 32
 _ERRORS = {
-    kind.__name__: kind for kind in (AlreadyThere, ChangedObject, NoSuchObject, Refused, RemoteError, UsageError)
+    kind.__name__: kind
+    for kind in (AlreadyThere, ChangedObject, NoSuchObject, Refused, RemoteError, Unreachable, UsageError)
 }
 _home: int | None = None
 _courier: _Courier | None = None
@@ -61,7 +73,7 @@ class _Courier:
     def __init__(self) -> None:
         self.owner = os.getpid()
         ours, theirs = socket.socketpair()
-        program = f"from tokenmill.remote.courier import serve; serve({theirs.fileno()})"
+        program = f"from tokenmill.remote.courier import serve; serve({theirs.fileno()}, {sorted(reached)})"
         command = [sys.executable, "-c", program]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
@@ -100,8 +112,9 @@ def _raised(kind: str, message: list[str]) -> TokenmillError:
     return _ERRORS.get(kind, RemoteError)(message[0])
 
 
-def serve(descriptor: int) -> None:
-    """Be a courier until the other side is gone."""
+def serve(descriptor: int, servers: Sequence[str] = ()) -> None:
+    """Be a courier until the other side is gone; it knows `servers` that have answered."""
+    reached.update(servers)
     channel = Connection(descriptor)
     sending = threading.Lock()
 

@@ -10,6 +10,7 @@ import atexit
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -64,8 +65,9 @@ class _Crew:
         self._is_open = False
         for _ in self._threads:
             self._queue.put(None)
+        deadline = time.monotonic() + LAST_SECONDS
         for thread in self._threads:
-            thread.join(LAST_SECONDS)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _renew_lock() -> None:

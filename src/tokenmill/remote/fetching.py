@@ -11,9 +11,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.remote.bucket import Bucket, ObjectInfo
 from tokenmill.remote.cache import Cache, NoRoom
+from tokenmill.remote.client import ChangedObject, NoSuchObject
 from tokenmill.remote.crew import submit
 
 __all__ = ["Fetcher", "RemoteFile"]
@@ -57,7 +58,7 @@ class Fetcher:
         self._pause_until = 0.0
 
     def want(self, files: Iterable[RemoteFile]) -> None:
-        """Fetch files in the background, in this order; what fails is said by `check`."""
+        """Fetch files in the background, in this order; what fails for good is said by `check`."""
         if self._process != os.getpid():
             self._begin()
         if time.monotonic() < self._pause_until:
@@ -68,6 +69,14 @@ class Fetcher:
                     self._wanted.add(file.name)
                     self._queue.append(file)
             self._start_some()
+
+    def is_coming(self, file: RemoteFile) -> bool:
+        """Whether a file is wanted, and not here yet."""
+        return self._process == os.getpid() and file.name in self._wanted
+
+    def has(self, file: RemoteFile) -> bool:
+        """Whether a file is here."""
+        return self.cache.has(file.name, file.info.num_bytes)
 
     def use(self, file: RemoteFile) -> None:
         """Note that a file is being read."""
@@ -108,8 +117,11 @@ class Fetcher:
         except NoRoom:
             # Rows go on being read by range; to look for room takes time, which it seldom changes.
             self._pause_until = time.monotonic() + PAUSE_SECONDS
-        except TokenmillError as error:
+        except (StoreError, ChangedObject, NoSuchObject) as error:
             self._failures[file.name] = error
+        except TokenmillError:
+            # Whoever reads its rows by range meanwhile is told if the server stays away.
+            self._pause_until = time.monotonic() + PAUSE_SECONDS
         finally:
             with self._lock:
                 self._wanted.discard(file.name)
@@ -126,7 +138,7 @@ class Fetcher:
 
     def fetch_now(self, files: Iterable[RemoteFile]) -> None:
         """Fetch files and wait for them."""
-        missing = [file for file in files if not self.cache.has(file.name)]
+        missing = [file for file in files if not self.has(file)]
         for answer in [submit("indexes", SMALL_FILES_AT_ONCE, partial(self._fetch_one, file)) for file in missing]:
             answer.result()
 

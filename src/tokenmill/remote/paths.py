@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, cast
 
+from tokenmill.errors import TokenmillError
 from tokenmill.remote.bucket import Bucket, ObjectInfo, is_remote, split_url
 from tokenmill.remote.crew import submit
 
@@ -164,7 +165,12 @@ class RemoteFile(io.RawIOBase):
         self._blocks.move_to_end(number)
         while len(self._blocks) > KEPT_BLOCKS:
             self._blocks.popitem(last=False)[1].cancel()
-        return self._blocks[number].result()
+        try:
+            return self._blocks[number].result()
+        except TokenmillError:
+            # Whoever reads on after that asks again.
+            del self._blocks[number]
+            raise
 
     def _fetch(self, number: int) -> None:
         start = number * BLOCK_BYTES

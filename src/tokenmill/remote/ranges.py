@@ -11,7 +11,7 @@ import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import NamedTuple
 
@@ -90,18 +90,21 @@ class RangeReader:
             self._begin()
         with self._lock:
             group = self._places.pop(stretch, None)
+            if group is not None and group.has_failed:
+                # It was fetched ahead while the server was away, which may be long ago.
+                self._release(group)
             if group is not None and group.answer is None:
                 self._start(group)
             answer = group.answer if group is not None else None
         if group is None or answer is None:
             return self._fetch(stretch, num_bytes)
-        data = answer.result()[stretch.start - group.start : stretch.stop - group.start]
+        wait([answer])
         with self._lock:
             group.num_left -= 1
             if group.num_left == 0:
                 self._release(group)
             self._start_some()
-        return data
+        return answer.result()[stretch.start - group.start : stretch.stop - group.start]
 
     def _fetch(self, stretch: Stretch, num_bytes: int) -> memoryview:
         info = ObjectInfo(stretch.key, num_bytes, self._etags.get(stretch.key))
@@ -154,6 +157,11 @@ class _Group:
         self.stop = max(self.stop, stretch.stop)
         self.members.append(stretch)
         self.num_left += 1
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the request has ended with an error."""
+        return self.answer is not None and self.answer.done() and self.answer.exception() is not None
 
     def has_room_for(self, stretch: Stretch) -> bool:
         is_near = stretch.key == self.key and stretch.start - self.stop <= GAP_BYTES

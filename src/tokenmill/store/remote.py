@@ -8,6 +8,7 @@ compared with the checksums of the manifest. Ranges cannot be; their lengths and
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +22,9 @@ from tokenmill.errors import StoreError, UsageError
 from tokenmill.machine import parse_bytes
 from tokenmill.remote.bucket import Bucket, ObjectInfo, split_url
 from tokenmill.remote.cache import Cache
-from tokenmill.remote.client import NoSuchObject
+from tokenmill.remote.client import NoSuchObject, Unreachable, describe_endpoint
 from tokenmill.remote.fetching import Fetcher, RemoteFile
-from tokenmill.remote.ranges import RangeReader, Stretch
+from tokenmill.remote.ranges import AHEAD_BYTES, RangeReader, Stretch
 from tokenmill.store.manifest import MANIFEST, FileInfo, Manifest, decode_manifest
 from tokenmill.store.shard import BESIDE
 from tokenmill.store.store import Split, TokenStore, check_manifest
@@ -46,6 +47,7 @@ def open_remote(
     """Open a store by its URL.
 
     Tokens come in whole shards or by range, as `fetch` says; in whole shards unless said, if the store fits the cache.
+    Without a server, a store that was open before is read as far as it is in the cache.
     """
     folder = None if cache_dir is None else Path(path_of(cache_dir, "the folder of a cache"))
     if fetch is not None:
@@ -99,13 +101,22 @@ class RemoteStore(TokenStore):
 
     def _read_manifest(self, checksum: str | None) -> Manifest:
         """The manifest as it is in the bucket; a copy of this store in another process must have the same one."""
-        key = self.key(MANIFEST)
+        key, kept = self.key(MANIFEST), f"{xxhash.xxh3_64_hexdigest(self.url.encode())}/{MANIFEST}"
         try:
             data = self._bucket.read(key)
         except NoSuchObject as error:
             if "/" + MANIFEST not in str(error):
                 raise
             raise StoreError(f"{self.url} is not a finished store: it has no {MANIFEST}; check the URL") from None
+        except Unreachable:
+            data = self.cache.recall(kept) or b""
+            if not data:
+                raise
+            if checksum is None:
+                where = describe_endpoint(self._bucket.scheme)
+                print(f"tokenmill: {where} cannot be reached; {self.url} is read from the cache", file=sys.stderr)
+        else:
+            self.cache.keep(kept, data)
         manifest = decode_manifest(data, self._bucket.url(key))
         if checksum is not None and manifest.checksum != checksum:
             raise StoreError(f"{self.url} was replaced by another store while it was in use; open it again")
@@ -133,13 +144,13 @@ class RemoteStore(TokenStore):
         """Whether the manifest names a file that has this path in the cache."""
         return path[len(str(self.path)) + 1 :] in self._files
 
-    def _describe(self, name: str, file: FileInfo) -> RemoteFile:
-        info = ObjectInfo(self.key(name), file.bytes, None)
-        return RemoteFile(self.name_in_cache(info.key), info, file.xxh3)
+    def file_of(self, key: str) -> RemoteFile:
+        """What there is to know of the file that an object is."""
+        name = key.removeprefix(self._folder).lstrip("/")
+        return self._describe(name, self._files[name])
 
-    def name_in_cache(self, key: str) -> str:
-        """What the cache calls the file of an object."""
-        return f"{self._cached}/{key.removeprefix(self._folder).lstrip('/')}"
+    def _describe(self, name: str, file: FileInfo) -> RemoteFile:
+        return RemoteFile(f"{self._cached}/{name}", ObjectInfo(self.key(name), file.bytes, None), file.xxh3)
 
     @property
     def bucket(self) -> Bucket:
@@ -159,20 +170,22 @@ class RemoteStore(TokenStore):
 
 
 class RemoteKeeper:
-    """Has the files of a store in a bucket."""
+    """Has the files of a store in a bucket.
+
+    Where the store does not fit the cache, whole shards are fetched only if somebody says which come next, as a shuffle
+    in blocks does. In any other order, what is fetched would push out what is needed soon after; rows come by range.
+    """
 
     def __init__(self, store: RemoteStore) -> None:
         self._store = store
         ahead_bytes = None if store.fits_cache else store.cache.most_bytes // 2
         self._fetcher = Fetcher(store.cache, store.bucket, ahead_bytes)
-        # Shards of a block come just in time, and are worth waiting for once training has begun.
-        self._waits = store.fetch == "shard" and not store.fits_cache
+        self._has_all = store.fetch == "shard" and store.fits_cache
         self._num_early = 0
-        if store.fetch == "shard":
-            # Rows until their shard is here: few at a time, because most will find it here when they are wanted.
-            self._ranges = RangeReader(store.bucket, FEW_BYTES, self._has_object)
-        else:
-            self._ranges = RangeReader(store.bucket)
+        self._promised: set[str] = set()
+        # Rows until their shard is here: few at a time, because most will find it here when they are wanted.
+        few = FEW_BYTES if self._has_all else AHEAD_BYTES
+        self._ranges = RangeReader(store.bucket, few, self._has_object)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _keeper_of, (self._store,)
@@ -183,7 +196,7 @@ class RemoteKeeper:
         return self._store.cache.most_bytes
 
     def _has_object(self, key: str) -> bool:
-        return self._store.cache.has(self._store.name_in_cache(key))
+        return self._fetcher.has(self._store.file_of(key))
 
     def hold(self, path: str) -> bool:
         """Whether a file is here, to stay; where the store does not fit the cache, files come and go."""
@@ -192,7 +205,7 @@ class RemoteKeeper:
         file = self._store.file(path)
         self._fetcher.check(file)
         self._fetcher.use(file)
-        return self._store.cache.use(file.name)
+        return self._store.cache.use(file.name, file.info.num_bytes)
 
     def bring(self, paths: Sequence[str]) -> None:
         """Fetch files that are needed whole; what the store does not have is left out."""
@@ -202,7 +215,7 @@ class RemoteKeeper:
         """Fetch files now, and keep them."""
         for _ in range(TRIES):
             self._fetcher.fetch_now(files)
-            if all(self._store.cache.use(file.name) for file in files):
+            if all(self._store.cache.use(file.name, file.info.num_bytes) for file in files):
                 return
         raise StoreError(
             f"files of {self._store.url} go from the cache as fast as they come; pass a larger cache_bytes"
@@ -212,44 +225,52 @@ class RemoteKeeper:
         """Fetch shards in the background, if they are to be fetched whole."""
         if self._store.fetch == "shard":
             files = [self._store.file(path) for path in paths]
+            self._promised.update(file.name for file in files)
             for file in files:
                 # What was wanted longest ago goes first, also if it was read later than what is yet to be read.
                 self._store.cache.touch(file.name)
-            self._fetcher.want(file for file in files if not self._store.cache.has(file.name))
+            self._fetcher.want(file for file in files if not self._fetcher.has(file))
 
     def expect(self, paths: Sequence[str], starts: Sequence[int], stops: Sequence[int]) -> None:
-        """Fetch what will be read from shards that are not here, and these shards after that."""
+        """Fetch what will be read from shards that are not here; and these shards after that, if all of them fit."""
         missing: dict[str, RemoteFile] = {}
         for path in dict.fromkeys(paths):
             file = self._store.file(path)
-            if not self._store.cache.has(file.name):
+            if not self._fetcher.has(file):
                 missing[path] = file
-        stretches = [
-            Stretch(missing[path].info.key, start, stop)
-            for path, start, stop in zip(paths, starts, stops, strict=True)
-            if path in missing and stop > start
-        ]
-        if self._waits:
-            stretches = stretches[: max(0, EARLY_ROWS - self._num_early)]
-            self._num_early += len(stretches)
+        coming = {path for path, file in missing.items() if not self._has_all and self._fetcher.is_coming(file)}
+        stretches = []
+        for path, start, stop in zip(paths, starts, stops, strict=True):
+            if path in missing and stop > start and not (path in coming and self._num_early >= EARLY_ROWS):
+                stretches.append(Stretch(missing[path].info.key, start, stop))
+                self._num_early += path in coming
         self._ranges.expect(stretches, {file.info.key: file.info.num_bytes for file in missing.values()})
-        self.want(list(missing))
+        if self._has_all:
+            self.want(list(missing))
 
     def read_into(self, path: str, buffer: memoryview, offset: int) -> None:
         """Fill a buffer from the file in the cache, or from the bucket."""
         file = self._store.file(path)
         self._fetcher.check(file)
-        self._fetcher.use(file)
         stretch = Stretch(file.info.key, offset, offset + len(buffer))
-        if self._waits and not self._ranges.is_expected(stretch):
-            self._fetcher.wait_for(file)
-            self._fetcher.check(file)
-        if self._store.cache.has(file.name) and _read_here(path, buffer, offset):
+        # What starts with a shard is the end of a row of the shard before, which may be in use at another time.
+        if offset > 0:
+            self._fetcher.use(file)
+            if not self._has_all and file.name in self._promised and not self._ranges.is_expected(stretch):
+                self._await(file)
+        if self._fetcher.has(file) and _read_here(path, buffer, offset):
             return
         if len(buffer) <= PIECE_BYTES:
             buffer[:] = self._ranges.read(stretch, file.info.num_bytes)
         else:
             self._read_pieces(file, buffer, offset)
+
+    def _await(self, file: RemoteFile) -> None:
+        """Wait for a shard that comes just in time, and fetch it again if it had to go before its turn."""
+        if not self._fetcher.has(file):
+            self._fetcher.want([file])
+            self._fetcher.wait_for(file)
+            self._fetcher.check(file)
 
     def _read_pieces(self, file: RemoteFile, buffer: memoryview, offset: int) -> None:
         """Read a long stretch by many requests, several of them at once."""
