@@ -199,3 +199,8 @@ def test_a_tokenizer_in_a_bucket_is_refused_in_a_sentence(s3: str) -> None:
     done = tokenmill("tokenize", f"{s3}/x.jsonl", "-o", "never", "--tokenizer", f"{s3}/tokenizer")
     assert done.returncode == 2
     assert "tokenizers are not read from buckets; copy it to this machine first" in done.stderr
+
+
+def test_a_list_in_a_bucket_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="list of inputs s3://bucket/list.txt must be a file of this machine"):
+        tm.tokenize("@s3://bucket/list.txt", tmp_path / "out", tokenizer="bytes")

@@ -72,6 +72,8 @@ def _with_lists(inputs: Iterable[str]) -> Iterator[str]:
         if not item.startswith("@"):
             yield item
             continue
+        if "://" in item:
+            raise UsageError(f"list of inputs {item[1:]} must be a file of this machine; copy it here first")
         try:
             lines = Path(item[1:]).read_text("utf-8-sig").splitlines()
         except OSError as error:

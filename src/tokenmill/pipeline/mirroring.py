@@ -21,7 +21,7 @@ import msgspec
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.pipeline.scratch import scratch_directory
 from tokenmill.remote.bucket import ObjectInfo, split_url
-from tokenmill.remote.client import AlreadyThere, NoSuchObject
+from tokenmill.remote.client import AlreadyThere, NoSuchObject, describe_endpoint, reached
 from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, read_manifest
 
 __all__ = ["JOURNAL", "PLAN", "Mirror", "find_orphans", "find_unentered", "named", "pulled"]
@@ -45,7 +45,9 @@ class Mirror:
     def __init__(self, url: str, plan_tag: str | None = None) -> None:
         self._bucket, self._folder = split_url(url)
         self._plan_tag = plan_tag
-        """The ETag of the plan that this process works on."""
+        """The ETag of the plan that this process works on, in a run that has reached the server: it is waited for."""
+        if plan_tag is not None:
+            reached.add(describe_endpoint(self._bucket.scheme))
         if not self._folder:
             raise UsageError(f"{url} is a whole bucket; name a folder in it: {url.rstrip('/')}/NAME")
         self.url = self._bucket.url(self._folder)
