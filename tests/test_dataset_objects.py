@@ -117,7 +117,7 @@ def test_what_cannot_be_read_is_refused_in_a_sentence_and_leaves_nothing(tmp_pat
         "the dataset is a set of splits, DatasetDict; pass one of them: 'train', 'test'": DatasetDict(
             train=dataset, test=dataset
         ),
-        "join them with datasets.concatenate_datasets": [dataset, dataset],
+        "join several with datasets.concatenate_datasets": [dataset, dataset],
         "the dataset has no rows": Dataset.from_dict({"text": []}),
         "the dataset has no column 'text'; it has no columns$": Dataset.from_dict({}),
         "it has 'messages': pass messages_key='messages' for conversations": Dataset.from_dict({"messages": [[]]}),

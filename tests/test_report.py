@@ -696,7 +696,7 @@ def test_an_unfinished_run_has_no_report(tiny_store: Path, tmp_path: Path) -> No
     (tiny_store / ".tasks").mkdir()
     done = tokenmill("report", tiny_store, "-o", tmp_path / "page.html")
     assert done.returncode == 1
-    assert "is an unfinished run; finish it by running the same tokenize command again" in sentence(done)
+    assert "is an unfinished run; run the same tokenize command again" in sentence(done)
 
 
 @pytest.mark.parametrize(
