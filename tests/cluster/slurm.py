@@ -211,9 +211,12 @@ class Proof:
         self._compare(out, "requeued rank")
 
     def killed(self) -> None:
-        """An array of which one task is killed; it alone is submitted again."""
+        """An array of which one task is killed; it alone is submitted again.
+
+        The program takes the place of the shell, whose children may outlive it: Slurm here knows them by their parents.
+        """
         out = self._folder / "killed"
-        command = self._command(out, "--rank slurm --world-size 4")
+        command = f"exec {self._command(out, '--rank slurm --world-size 4')}"
         job = self._slurm.submit(command, "--array=0-3", "--no-requeue")
         self._wait_until_at_work(out, Share(2, 4))
         self._slurm.run("scancel", "--signal=KILL", "--full", f"{job}_2")
@@ -222,7 +225,7 @@ class Proof:
         finish = [sys.executable, "-m", "tokenmill", "finish", str(out)]
         missing = subprocess.run(finish, capture_output=True, text=True, timeout=60)
         assert missing.returncode == 1, missing
-        assert missing.stderr.rstrip().endswith("with --world-size 4 and --rank 2"), missing.stderr
+        assert missing.stderr.rstrip().endswith("with --world-size 4 and --rank 2"), missing
         self._slurm.wait(self._slurm.submit(command, "--array=2"))
         self._compare(out, "killed rank")
 
