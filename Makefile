@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The newest torch that is published with CPU wheels for every supported Python.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint types check format test-kills test-interop test-browser test-train test-slurm test-ray test-ceph test-engines bench clean
+.PHONY: demo test lint types check format test-kills test-interop test-browser test-train test-slurm test-ray test-ceph test-azure test-engines bench clean
 
 demo: $(VENV)/base
 	$(BIN)/tokenmill demo
@@ -50,6 +50,10 @@ test-train: $(VENV)/all
 # Object stores against a real Ceph gateway on loopback (Debian: ceph-mon ceph-osd radosgw ceph-common); prints a tally.
 test-ceph: $(VENV)/all
 	$(BIN)/python tests/cluster/ceph.py
+
+# The same in short against Azurite, Microsoft's emulator of its own store (npm); prints a tally.
+test-azure: $(VENV)/all
+	$(BIN)/python tests/cluster/azure.py
 
 # Job arrays and steps on a real Slurm of one node on loopback (Debian: slurm-wlm munge), a rank requeued and one killed; prints a tally.
 test-slurm: $(VENV)/all
