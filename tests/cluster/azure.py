@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,9 +105,8 @@ def prove(folder: Path) -> int:
     assert files("ranks") == expected
     assert [store is None for store in stores] == [True, True, False]
     for fetch in ("range", "shard"):
-        here = iter(tm.load(local, 64, 4))
-        for ours, _ in zip(tm.load("az://mill/tok", 64, 4, fetch=fetch), range(100)):
-            theirs = next(here)
+        batches = zip(tm.load("az://mill/tok", 64, 4, fetch=fetch), tm.load(local, 64, 4), strict=True)
+        for ours, theirs in islice(batches, 100):
             assert (ours[0] == theirs[0]).all() and (ours[1] == theirs[1]).all()
     assert verify("az://mill/tok").is_sound
     assert bucket.create("word", b"one")
