@@ -301,7 +301,7 @@ def _introduce(display: Display, tokenizer: Tokenizer, job: Job, result: GateRes
     names = {token: name for name, token in tokenizer.special_tokens.items()}
     display.say(f"tokenizer  {tokenizer.name} ({tokenizer.kind}), {tokenizer.vocab_size:,} tokens")
     if parity.num_mismatches == 0 and parity.num_documents:
-        parts = f", of {parity.num_in_parts:,} long ones in parts" if parity.num_in_parts else ""
+        parts = f", {parity.num_in_parts:,} of them in parts" if parity.num_in_parts else ""
         display.say(
             f"engine     {job.engine}, with the same ids as {parity.reference} on {parity.num_documents:,} of your"
         )
