@@ -135,7 +135,7 @@ def test_the_first_screen_and_the_manifest_tell_of_parts(tmp_path: Path, tiny_to
     parity = run(request, display, ThreadExecutor()).manifest.engine.parity  # type: ignore[arg-type]
     assert parity is not None
     assert (parity.num_documents, parity.num_in_parts, parity.num_bytes) == (2, 1, 4005)
-    assert any("documents, of 1 long ones in parts (0.0 MB)" in line for line in display.lines)
+    assert any("documents, 1 of them in parts (0.0 MB)" in line for line in display.lines)
 
 
 class Listening(LocalExecutor):
