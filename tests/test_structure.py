@@ -14,7 +14,19 @@ import tokenmill
 
 ROOT = Path(tokenmill.__file__).parent
 LEVELS = [
-    {"errors", "arguments", "clock", "remote", "compression", "files", "batch", "machine", "progress", "monitoring"},
+    {
+        "errors",
+        "arguments",
+        "clock",
+        "remote",
+        "compression",
+        "files",
+        "batch",
+        "machine",
+        "progress",
+        "monitoring",
+        "schemas",
+    },
     {"inputs", "readers", "engines", "executors"},
     {"store", "supervision"},
     {"pipeline", "dataset"},

@@ -10,7 +10,7 @@ import msgspec
 
 from tokenmill.inputs.peeking import is_json, read_blocks
 
-__all__ = ["DEFAULT", "STRINGS", "find_type", "only_text_column", "text_column_of_card", "text_column_of_file"]
+__all__ = ["DEFAULT", "STRINGS", "only_text_column", "text_column_of_card", "text_column_of_file"]
 
 DEFAULT = "text"
 STRINGS = {"string", "large_string", "string_view"}
@@ -64,18 +64,3 @@ def _kinds_of_records(path: str) -> dict[str, str]:
                     kinds[name] = "string"
                 kinds.setdefault(name, "")
     return kinds
-
-
-def find_type(schema: Any, key: str) -> Any:
-    """The Arrow type of a column, or of a field inside of one (`meta.url`); None if there is none."""
-    import pyarrow.types as types
-
-    parts = [key] if schema.get_field_index(key) >= 0 else key.split(".")
-    if schema.get_field_index(parts[0]) < 0:
-        return None
-    kind = schema.field(parts[0]).type
-    for name in parts[1:]:
-        if not types.is_struct(kind) or kind.get_field_index(name) < 0:
-            return None
-        kind = kind.field(name).type
-    return kind

@@ -22,8 +22,9 @@ import msgspec
 
 from tokenmill.errors import DataError, StoreError, UsageError
 from tokenmill.files import sync_directory, write_durably
-from tokenmill.inputs.columns import STRINGS, find_type, only_text_column
+from tokenmill.inputs.columns import STRINGS, only_text_column
 from tokenmill.progress import Display, Preparation
+from tokenmill.schemas import find_type
 
 __all__ = ["Wanted", "find_text_key", "is_dataset", "staged"]
 
@@ -64,9 +65,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         import pyarrow.types as types
 
         for key in self.kept:
-            if find_type(schema, key) is None:
+            if _find_type(schema, key) is None:
                 raise UsageError(f"column {key.partition('.')[0]!r} of the dataset has no field {key!r} to keep")
-        kind = find_type(schema, self.keys[0])
+        kind = _find_type(schema, self.keys[0])
         # Several fields may be of any type, and so may messages, which are a list of objects.
         if len(self.keys) > 1 or kind is None or (types.is_list(kind) and types.is_struct(kind.value_type)):
             return
@@ -350,3 +351,8 @@ def _settle(path: Path) -> None:
         os.fsync(file.fileno())
     stamp = digest.intdigest() >> 4
     os.utime(path, ns=(stamp, stamp))
+
+
+def _find_type(schema: Any, key: str) -> Any:
+    """The type of a column, or of a field inside of one (`meta.url`)."""
+    return find_type(schema, [key] if schema.get_field_index(key) >= 0 else key.split("."))

@@ -18,6 +18,7 @@ from tokenmill.readers.base import ReadOptions
 from tokenmill.readers.fields import as_kept, split_key
 from tokenmill.readers.packing import is_utf8
 from tokenmill.remote.paths import InputPath, RemotePath
+from tokenmill.schemas import find_type
 
 __all__ = ["ParquetReader"]
 
@@ -245,18 +246,7 @@ def _path(schema: Any, key: str) -> tuple[str, ...]:
 
 
 def _find_type(schema: Any, key: str) -> Any:
-    """The type of a column or of a field inside struct columns, None if there is no such one."""
-    import pyarrow.types as types
-
-    parts = _path(schema, key)
-    if schema.get_field_index(parts[0]) < 0:
-        return None
-    kind = schema.field(parts[0]).type
-    for name in parts[1:]:
-        if not types.is_struct(kind) or kind.get_field_index(name) < 0:
-            return None
-        kind = kind.field(name).type
-    return kind
+    return find_type(schema, _path(schema, key))
 
 
 def _string_columns(schema: Any, prefix: str = "") -> list[str]:
