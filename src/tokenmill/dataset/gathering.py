@@ -56,16 +56,19 @@ class Part:
         low, high = np.searchsorted(self._at, (start, stop)).tolist()
         return low, high, self._at[low:high] - start
 
-    def _fit(self, tokens: Array, dtype: np.dtype[Any]) -> Array:
-        """The same tokens, each of which a type can hold; they are looked at only where some might not fit."""
-        if np.can_cast(self._dtype, dtype):
-            return tokens
+    def _might_not_fit(self, dtype: np.dtype[Any]) -> bool:
+        """Whether a type holds fewer values than the tokens' own; loops ask once."""
+        return not np.can_cast(self._dtype, dtype)
+
+    def _check(self, tokens: Array, dtype: np.dtype[Any]) -> None:
+        """Refuse tokens that a type cannot hold; they are looked at only where some might not fit."""
+        if not self._might_not_fit(dtype):
+            return
         bounds = np.iinfo(dtype)
         wrong = tokens[(tokens < bounds.min) | (tokens > bounds.max)]
         if wrong.size:
             names = " or ".join(dict.fromkeys(source.name for source in self._sources))
             raise StoreError(f"{names} has the id {wrong[0]}, which {dtype} cannot hold; pass dtype='int64'")
-        return tokens
 
     def copy(self, start: int, stop: int, inputs: Array, targets: Array) -> None:
         """Fill the rows of arrays that stand for a range of the block, as far as they are of this part."""
@@ -118,26 +121,33 @@ class WholePart(Part):
         touch(self._dtype, self._indices[low:high])
         windows = windows_everywhere(self._width, self._itemsize)
         step = max(1, TOKENS_AT_ONCE // self._width)
+        is_narrow = self._might_not_fit(inputs.dtype)
         for first in range(low, high, step):
             last = min(first + step, high)
             tokens = windows[self._indices[first:last]].view(self._dtype).reshape(last - first, self._width)
             to = _some(places, first - low, last - low)
-            self._fit(tokens, inputs.dtype)
+            if is_narrow:
+                self._check(tokens, inputs.dtype)
             inputs[to] = tokens[:, :-1]
             targets[to] = tokens[:, 1:]
 
     def _slice(self, low: int, high: int, places: Any, inputs: Array, targets: Array) -> None:
         memory = everywhere(self._dtype.str, self._itemsize)
         rows = range(high - low) if isinstance(places, slice) else places.tolist()
-        last = self._width - 1
-        for row, index in zip(rows, self._indices[low:high].tolist(), strict=True):
-            inputs[row] = self._fit(memory[index : index + last + 1], inputs.dtype)[:-1]
-            targets[row] = memory[index + 1 : index + 1 + last]
+        starts = self._indices[low:high]
+        if self._might_not_fit(inputs.dtype):
+            for start in starts.tolist():
+                self._check(memory[start : start + self._width], inputs.dtype)
+        ends = starts + self._seq_len
+        for row, start, end in zip(rows, starts.tolist(), ends.tolist(), strict=True):
+            inputs[row] = memory[start:end]
+            targets[row] = memory[start + 1 : end + 1]
 
     def _copy_apart(self, low: int, high: int, places: Any, inputs: Array, targets: Array) -> None:
         for number in range(bisect_left(self._apart, low), bisect_left(self._apart, high)):
             begin = self._apart_starts[number]
-            tokens = self._fit(self._apart_documents[number].read(begin, begin + self._width), inputs.dtype)
+            tokens = self._apart_documents[number].read(begin, begin + self._width)
+            self._check(tokens, inputs.dtype)
             row = self._apart[number] - low
             row = row if isinstance(places, slice) else int(places[row])
             inputs[row] = tokens[:-1]

@@ -72,7 +72,7 @@ class PiecedPart(Part):
             self._scratch = np.empty((high - low, self._seq_len), self._dtype)
         tokens = self._scratch[: high - low]
         self._join(low, high, tokens)
-        self._fit(tokens, inputs.dtype)
+        self._check(tokens, inputs.dtype)
         is_slice = isinstance(places, slice)
         shifted = targets[places] if is_slice else np.empty(tokens.shape, targets.dtype)
         step = max(1, TOKENS_AT_ONCE // self._seq_len)

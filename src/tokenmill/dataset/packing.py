@@ -83,35 +83,41 @@ class ConcatRows(PackedRows):
 
     def segments(self, index: Integers) -> Segments:
         """The documents between the first and the last token of each row."""
-        starts = index % self.num_rows * self.seq_len
-        counts, numbers, begin, end = self._find(starts)
+        row_starts = index % self.num_rows * self.seq_len
+        counts, numbers, starts, stops = self._find(row_starts)
         ends = np.cumsum(counts)
-        shifts = starts.repeat(counts)
-        begin = np.maximum(begin - shifts, 0)
-        end = end - shifts
-        is_end = end <= self.seq_len
-        lengths = np.minimum(end, self.seq_len) - begin
-        if (lengths == 0).any():
+        # Documents follow one another: only the first of a row may begin before it, only the last end behind it.
+        starts -= row_starts.repeat(counts)
+        starts[ends - counts] = 0
+        lengths = np.empty_like(starts)
+        np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
+        lengths[ends - 1] = self.seq_len - starts[ends - 1]
+        is_end = np.ones(len(starts), bool)
+        is_end[ends - 1] = stops <= row_starts + self.seq_len
+        if lengths.min(initial=1) == 0:
             # Documents without a token, which a store has when it has neither BOS nor EOS.
             filled = lengths > 0
             rows = np.repeat(np.arange(len(index)), counts)
             ends = np.cumsum(np.bincount(rows[filled], minlength=len(index)))
-            return Segments(ends, begin[filled], lengths[filled], numbers[filled], is_end[filled])
-        return Segments(ends, begin, lengths, numbers, is_end)
+            return Segments(ends, starts[filled], lengths[filled], numbers[filled], is_end[filled])
+        return Segments(ends, starts, lengths, numbers, is_end)
 
-    def _find(self, starts: Integers) -> tuple[Integers, Integers, Integers, Integers]:
-        """How many documents each row has, their numbers, first tokens and ends.
+    def _find(self, row_starts: Integers) -> tuple[Integers, Integers, Integers, Integers]:
+        """How many documents each row has, their numbers and first tokens, and where the last of each row ends.
 
         With the index in memory this takes a third of the time; to read it is not worth while for a few rows.
         """
-        if len(starts) < MANY_ROWS or not self._keeps_starts or self.num_rows > MOST_KEPT_ROWS:
-            return self.documents.find_all(starts, self.seq_len)
-        rows = starts // self.seq_len
+        if len(row_starts) < MANY_ROWS or not self._keeps_starts or self.num_rows > MOST_KEPT_ROWS:
+            counts, numbers, starts, stops = self.documents.find_all(row_starts, self.seq_len)
+            return counts, numbers, starts, stops[np.cumsum(counts) - 1]
+        rows = row_starts // self.seq_len
         firsts = self._documents_before[rows]
-        firsts -= self._starts[firsts] != starts
-        counts = self._documents_before[rows + 1] - firsts
-        numbers = np.arange(int(counts.sum())) + (firsts - (np.cumsum(counts) - counts)).repeat(counts)
-        return counts, numbers, self._starts[numbers], self._starts[numbers + 1]
+        firsts -= self._starts[firsts] != row_starts
+        behind = self._documents_before[rows + 1]
+        counts = behind - firsts
+        numbers = np.arange(int(counts.sum()))
+        numbers += (firsts - (np.cumsum(counts) - counts)).repeat(counts)
+        return counts, numbers, self._starts[numbers], self._starts[behind]
 
     @cached_property
     def _documents_before(self) -> Integers:

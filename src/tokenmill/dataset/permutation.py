@@ -22,6 +22,8 @@ _MASK = (1 << 64) - 1
 
 def distinct(values: Integers) -> list[int]:
     """The different values, in order; `np.unique` would load a part of numpy that takes 50 ms at the first batch."""
+    if len(values) and values.min() == values.max():
+        return [int(values[0])]
     return sorted(set(values[np.flatnonzero(np.diff(values, prepend=-1))].tolist()))
 
 
@@ -67,21 +69,21 @@ def _walk(index: Integers, size: int, key: int, *, backwards: bool) -> Integers:
 
 def _rounds(index: Integers, sides: tuple[int, int], keys: list[tuple[int, int]], backwards: bool) -> Integers:
     high, low = np.divmod(index, sides[1])
-    halves = [high.astype(np.uint64), low.astype(np.uint64)]
+    halves = [high.astype(np.uint32), low.astype(np.uint32)]
     for number, key in keys:
         this, that = number % 2, 1 - number % 2
-        size = np.uint64(sides[this])
-        shift = _scramble(halves[that], key) * size >> np.uint64(32)
-        # Both terms are below the size, so one addition or subtraction is the modulus; wrapped, it is very large.
+        size = np.uint32(sides[this])
+        shift = (_scramble(halves[that], key) * np.uint64(size) >> np.uint64(32)).astype(np.uint32)
+        # Both terms are below the size, which is at most 2^31, so one addition or subtraction is the modulus: of
+        # the two results, the one that is out of range has wrapped, or not yet, and is the larger.
         moved = halves[this] - shift if backwards else halves[this] + shift
         halves[this] = np.minimum(moved, moved + size if backwards else moved - size)
-    return (halves[0] * np.uint64(sides[1]) + halves[1]).astype(np.int64)
+    return halves[0].astype(np.int64) * sides[1] + halves[1]
 
 
-def _scramble(values: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
+def _scramble(values: npt.NDArray[np.uint32], key: int) -> npt.NDArray[np.uint64]:
     """32 bits that depend on every bit of the value; murmur3's finalizer."""
-    bits = values.astype(np.uint32)
-    bits ^= np.uint32(key)
+    bits = values ^ np.uint32(key)
     bits ^= bits >> np.uint32(16)
     bits *= np.uint32(0x85EBCA6B)
     bits ^= bits >> np.uint32(13)

@@ -52,82 +52,99 @@ def join_segments(parts: list[tuple[Integers, Segments]], num_rows: int) -> Segm
 
 
 class Cover:
-    """Segments that cover rows from end to end, padding included; `ids` count 1, 2, ... in a row, 0 is padding."""
+    """Segments that cover rows from end to end, padding included.
+
+    What batches ask for is worked out when they first do, for all rows.
+    """
 
     def __init__(self, segments: Segments, num_rows: int, seq_len: int) -> None:
         self.seq_len = seq_len
-        self.edges = np.concatenate([[0], segments.ends])
-        counts = np.diff(self.edges)
-        rows = np.repeat(np.arange(num_rows), counts)
-        ids = np.arange(1, len(rows) + 1) - np.repeat(self.edges[:-1], counts)
-        used = np.diff(np.concatenate([[0], np.cumsum(segments.lengths)])[self.edges])
+        edges, bounds = np.append(0, segments.ends), _count_up(segments.lengths)
+        used = np.diff(bounds[edges])
         short = np.flatnonzero(used < seq_len)
-        if len(short):
-            segments, rows, ids = _pad(segments, rows, ids, short, used, seq_len)
-            self.edges = np.concatenate([[0], segments.ends])
-        self._edges: list[int] = self.edges.tolist()
-        self.rows = rows
-        # The first token of each segment, counted through all rows, of which they leave nothing out.
-        self._places = np.cumsum(segments.lengths) - segments.lengths
-        self.starts = segments.starts.astype(np.int32)
-        self.lengths = segments.lengths
-        self.documents = segments.documents
-        self.is_end = segments.is_end & (segments.documents != PADDING)
-        self._ids = _narrow(ids)
+        self._is_padded = len(short) > 0
+        if self._is_padded:
+            segments = _pad(segments, short, used, seq_len)
+            edges, bounds = np.append(0, segments.ends), _count_up(segments.lengths)
+        self._segments = segments
+        self._edges = edges
+        # Where segments start and end when all rows are laid end to end, of which they leave nothing out.
+        self._bounds = bounds
 
     def document_ends(self, start: int, stop: int) -> Integers:
         """Where documents have their last token, counted through the rows from `start` up to `stop`."""
         ends, edges = self._ends
-        places: Integers = ends[edges[start] : edges[stop]] - start * self.seq_len
+        places: Integers = ends[edges[start] : edges[stop]] - (start * self.seq_len + 1)
         return places
 
     @cached_property
-    def _ends(self) -> tuple[Integers, list[int]]:
-        """The last tokens of documents, counted through all rows, and which are the first of each row."""
-        ends = (self._places + (self.lengths - 1))[self.is_end]
-        counts = np.concatenate([[0], np.cumsum(self.is_end)])
-        return ends, counts[self.edges].tolist()
+    def _ends(self) -> tuple[Integers, Integers]:
+        """Where documents end, counted through all rows, and which are the first of each row."""
+        is_end = self._segments.is_end
+        return self._bounds[1:][is_end], _count_up(is_end)[self._edges]
 
     def fill_positions(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
         """The place of each token in its document's part of the row, for the rows from `start` up to `stop`."""
-        counting = _counting(max(TOKENS_AT_ONCE, self.seq_len))
-        for segments, tokens, first in self._steps(start, stop):
-            places = (self._places[segments] - first).astype(counting.dtype).repeat(self.lengths[segments])
+        counting, starts, lengths = _counting(self.seq_len), self._starts, self._segments.lengths
+        for segments, tokens in self._steps(start, stop):
+            places = starts[segments].repeat(lengths[segments])
             np.subtract(counting[: len(places)], places, out=places)
             out[tokens] = places
 
     def fill_segment_ids(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
         """The ids of segments, token by token, for the rows from `start` up to `stop`."""
-        for segments, tokens, _ in self._steps(start, stop):
-            out[tokens] = self._ids[segments].repeat(self.lengths[segments])
+        ids, lengths = self._ids, self._segments.lengths
+        for segments, tokens in self._steps(start, stop):
+            out[tokens] = ids[segments].repeat(lengths[segments])
 
-    def _steps(self, start: int, stop: int) -> Iterator[tuple[slice, slice, int]]:
-        """A few rows at a time, which stay in the CPU cache: segments, tokens in the range, and the first of them."""
-        step = max(1, TOKENS_AT_ONCE // self.seq_len)
-        for row in range(start, stop, step):
-            end = min(row + step, stop)
-            tokens = slice((row - start) * self.seq_len, (end - start) * self.seq_len)
-            yield slice(self._edges[row], self._edges[end]), tokens, row * self.seq_len
+    @cached_property
+    def _starts(self) -> npt.NDArray[Any]:
+        """The place in its row of each segment, in as few bytes as places are counted in."""
+        return self._segments.starts.astype(_counting(self.seq_len).dtype)
+
+    @cached_property
+    def _ids(self) -> npt.NDArray[Any]:
+        """1, 2, ... in each row, and 0 for padding."""
+        numbers = np.arange(1, len(self._bounds))
+        ids = numbers - self._edges[:-1].repeat(np.diff(self._edges))
+        if self._is_padded:
+            ids[self._segments.documents == PADDING] = 0
+        return _narrow(ids)
+
+    def _steps(self, start: int, stop: int) -> Iterator[tuple[slice, slice]]:
+        """A few rows at a time, which stay in the CPU cache: their segments, and their tokens in the range."""
+        step = _rows_at_once(self.seq_len)
+        cuts = self._edges[start:stop:step].tolist()
+        for number, (first, last) in enumerate(pairwise([*cuts, int(self._edges[stop])])):
+            place = number * step * self.seq_len
+            yield slice(first, last), slice(place, place + step * self.seq_len)
 
     def cu_seqlens(self, batch_size: int) -> list[npt.NDArray[np.int32]]:
         """For each batch, where segments start when its rows are laid end to end, and the end of the last."""
-        starts = self.starts + self.rows % batch_size * self.seq_len
-        edges = self.edges[::batch_size]
-        whole = np.insert(starts, edges[1:], batch_size * self.seq_len).astype(np.int32)
-        cuts = (edges + np.arange(len(edges))).tolist()
-        return [whole[first:last] for first, last in pairwise(cuts)]
+        edges = self._edges[::batch_size]
+        # Where one batch ends the next one begins: that place is in both.
+        times = np.ones(len(self._bounds), np.int64)
+        times[edges[1:-1]] = 2
+        counts = np.diff(edges) + 1
+        origins = np.arange(0, len(counts) * batch_size * self.seq_len, batch_size * self.seq_len)
+        whole = (self._bounds.repeat(times) - origins.repeat(counts)).astype(np.int32)
+        return [whole[first:last] for first, last in pairwise(_count_up(counts).tolist())]
 
     def max_seqlens(self, batch_size: int) -> list[int]:
         """For each batch the length of its longest segment."""
-        longest: list[int] = np.maximum.reduceat(self.lengths, self.edges[:-1:batch_size]).tolist()
+        longest: list[int] = np.maximum.reduceat(self._segments.lengths, self._edges[:-1:batch_size]).tolist()
         return longest
 
     def documents_of(self, row: int) -> list[tuple[int, int, int]]:
         """Document, start in the row, and length, of every document in a row."""
         some = slice(self._edges[row], self._edges[row + 1])
-        columns = (self.documents[some], self.starts[some], self.lengths[some])
+        columns = (self._segments.documents[some], self._segments.starts[some], self._segments.lengths[some])
         found = zip(*(column.tolist() for column in columns), strict=True)
         return [segment for segment in found if segment[0] != PADDING]
+
+
+def _rows_at_once(seq_len: int) -> int:
+    return max(1, TOKENS_AT_ONCE // seq_len)
 
 
 def _narrow(values: Integers) -> npt.NDArray[Any]:
@@ -136,21 +153,26 @@ def _narrow(values: Integers) -> npt.NDArray[Any]:
 
 
 @lru_cache(maxsize=8)
-def _counting(count: int) -> npt.NDArray[Any]:
-    return _narrow(np.arange(count))
+def _counting(seq_len: int) -> npt.NDArray[Any]:
+    """The place of each token in its row, for as many rows as are worked on at once."""
+    return np.tile(_narrow(np.arange(seq_len)), _rows_at_once(seq_len))
 
 
-def _pad(
-    segments: Segments, rows: Integers, ids: Integers, short: Integers, used: Integers, seq_len: int
-) -> tuple[Segments, Integers, Integers]:
+def _count_up(counts: Integers | npt.NDArray[np.bool_]) -> Integers:
+    """The sums of the first 0, 1, ... counts."""
+    sums = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=sums[1:])
+    return sums
+
+
+def _pad(segments: Segments, short: Integers, used: Integers, seq_len: int) -> Segments:
     """Put a segment behind the last document of every row that is short."""
-    rows = np.concatenate([rows, short])
+    rows = np.concatenate([np.repeat(np.arange(len(used)), np.diff(segments.ends, prepend=0)), short])
     order = np.argsort(rows, kind="stable")
-    padded = Segments(
+    return Segments(
         np.cumsum(np.bincount(rows, minlength=len(used))),
         np.concatenate([segments.starts, used[short]])[order],
         np.concatenate([segments.lengths, seq_len - used[short]])[order],
         np.concatenate([segments.documents, np.full(len(short), PADDING)])[order],
         np.concatenate([segments.is_end, np.zeros(len(short), bool)])[order],
     )
-    return padded, rows[order], np.concatenate([ids, np.zeros(len(short), np.int64)])[order]

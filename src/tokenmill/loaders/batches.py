@@ -33,7 +33,7 @@ class Chunk:
 
     def __init__(self, both: Array, block: RowBlock, start: int) -> None:
         self.both = both
-        self.inputs, self.targets = both
+        self.inputs, self.targets = both[0], both[1]
         _, self.num_batches, self.batch_size, self.seq_len = both.shape
         self.is_masked = block.document_mask
         self._block = block

@@ -7,8 +7,9 @@ and only when the last array of a lease is gone does the memory return to the po
 
 from __future__ import annotations
 
+from collections import deque
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ class BufferPool:
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
         self._dtype = np.dtype(dtype)
-        self._free: list[_Block] = []
+        self._free: deque[_Block] = deque(maxlen=MOST_FREE)
 
     def take(self, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """An array that nobody else has, with any contents."""
@@ -38,8 +39,7 @@ class BufferPool:
                 break
             if block.memory.size >= size:
                 return np.asarray(_Lease(self._free, block, shape))
-        memory = self._allocate(size)
-        return np.asarray(_Lease(self._free, _Block(memory, memory.ctypes.data, memory.dtype.str), shape))
+        return np.asarray(_Lease(self._free, _Block(self._allocate(size)), shape))
 
     def _allocate(self, size: int) -> npt.NDArray[Any]:
         num_bytes = size * self._dtype.itemsize
@@ -50,27 +50,32 @@ class BufferPool:
         return raw[first : first + num_bytes].view(self._dtype)
 
 
-class _Block(NamedTuple):
-    """Memory of the pool; its address and type are kept, because to ask numpy for them takes microseconds."""
+class _Block:
+    """Memory of the pool, and what numpy is told of it: to ask for an address takes microseconds."""
 
-    memory: npt.NDArray[Any]
-    address: int
-    kind: str
+    __slots__ = ("_described", "memory")
+
+    def __init__(self, memory: npt.NDArray[Any]) -> None:
+        self.memory = memory
+        self._described = {"version": 3, "typestr": memory.dtype.str, "data": (memory.ctypes.data, False)}
+
+    def describe(self, shape: tuple[int, ...]) -> dict[str, Any]:
+        """What numpy asks for; batches are nearly always of the same shape."""
+        if self._described.get("shape") != shape:
+            self._described = {**self._described, "shape": shape}
+        return self._described
 
 
 class _Lease:
     """Memory on loan: numpy keeps this object for as long as an array of it lives."""
 
-    def __init__(self, free: list[_Block], block: _Block, shape: tuple[int, ...]) -> None:
+    __slots__ = ("__array_interface__", "_block", "_free")
+
+    def __init__(self, free: deque[_Block], block: _Block, shape: tuple[int, ...]) -> None:
         self._free = free
         self._block = block
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": block.kind,
-            "shape": shape,
-            "data": (block.address, False),
-        }
+        self.__array_interface__ = block.describe(shape)
 
     def __del__(self) -> None:
-        if len(self._free) < MOST_FREE:
-            self._free.append(self._block)
+        # Names of this module may be gone when the interpreter ends: none is used here.
+        self._free.append(self._block)

@@ -18,12 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import MissingDependencyError, UsageError
-from tokenmill.loaders.base import CHUNK_TOKENS, Loader, Stretch
+from tokenmill.loaders.base import Loader, Stretch
 from tokenmill.loaders.batches import Batch, Chunk
 from tokenmill.loaders.parts import map_parts
 
 __all__ = ["TfLoader"]
 
+CHUNK_TOKENS = 1 << 19
+"""Tokens that are filled together. TensorFlow's checkpoints of its iterator count these chunks: never to be changed."""
 CHATTER = (b"I0000 ", b"WARNING: All log messages before absl::InitializeLog()")
 
 

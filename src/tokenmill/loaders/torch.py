@@ -67,9 +67,11 @@ class TorchLoader(Loader):
 
     def _deliver(self, chunk: Chunk) -> list[Any]:
         if self._is_plain:
-            inputs, targets = self._wrap(chunk.both).unbind(0)
-            pairs = enumerate(zip(inputs.unbind(0), targets.unbind(0), strict=True))
-            return [Batch(x, y, chunk, number, self._wrap) for number, (x, y) in pairs]
+            wrap = self._wrap
+            return [
+                Batch(wrap(chunk.inputs[number]), wrap(chunk.targets[number]), chunk, number, wrap)
+                for number in range(chunk.num_batches)
+            ]
         return [map_parts(self._wrap_part, batch) for batch in super()._deliver(chunk)]
 
     def _wrap_part(self, part: Any, _: bool) -> Any:

@@ -17,6 +17,7 @@ import xxhash
 from tokenmill.arguments import show, whole_number
 from tokenmill.batch import IntArray
 from tokenmill.errors import UsageError
+from tokenmill.store.finding import Stretches
 from tokenmill.store.table import Integers, ShardTable
 
 __all__ = ["Documents"]
@@ -47,6 +48,7 @@ class Documents:
         self._first_tokens, stops = self._run_bounds(counts)
         self._document_ends = np.cumsum(counts)
         self._token_ends = np.cumsum(stops - self._first_tokens)
+        self._runs_of_tokens = Stretches(self._token_ends)
         self.num_documents = int(self._document_ends[-1]) if len(counts) else 0
         self.num_tokens = int(self._token_ends[-1]) if len(counts) else 0
         # Where the documents and tokens of a run would start if it began with its shard.
@@ -126,7 +128,7 @@ class Documents:
 
     def addresses(self, starts: Integers, widths: Integers | int) -> Integers:
         """Where in memory each stretch of tokens lies; 0 for one that is not in a single piece, or not mapped."""
-        runs = np.searchsorted(self._token_ends, starts, "right")
+        runs = self._runs_of_tokens.find(starts)
         shards, shifts, ends = self._shards[runs], self._token_shifts[runs], self._token_ends[runs]
         addresses = self.table.token_addresses(shards, starts - shifts)
         addresses[starts + widths > ends] = 0
@@ -157,7 +159,7 @@ class Documents:
 
     def find(self, tokens: Integers) -> Integers:
         """The document that holds each token."""
-        runs = np.searchsorted(self._token_ends, tokens, "right")
+        runs = self._runs_of_tokens.find(tokens)
         inner = self.table.find_documents(self._shards[runs], tokens - self._token_shifts[runs])
         return inner + self._document_shifts[runs]
 
@@ -166,7 +168,7 @@ class Documents:
 
         The same as `find` and `bounds`, but what a stretch lies in is looked up once for all its documents.
         """
-        runs = np.searchsorted(self._token_ends, starts, "right")
+        runs = self._runs_of_tokens.find(starts)
         apart = np.flatnonzero(starts + width > self._token_ends[runs])
         if len(apart):
             return self._find_all_apart(starts, width, apart)
