@@ -318,6 +318,19 @@ def test_positions_are_the_same_however_many_are_filled_at_once(
         assert positions == [place - first for place, first in enumerate(firsts)]
 
 
+@pytest.mark.parametrize("first", ["positions", "segment_ids"])
+def test_what_is_asked_for_does_not_depend_on_what_was_asked_for_before(stores: list[Any], first: str) -> None:
+    rows = DATASETS["mix-of-best-fit"](stores)
+    names = ("positions", "segment_ids")
+    expected = collect(tm.Loader(rows, batch_size=3, document_mask=True), 200)
+    for number, batch in enumerate(tm.Loader(rows, batch_size=3, document_mask=True)):
+        if number == len(expected):
+            break
+        asked = [first] if number % 3 else [*names] if first == names[0] else [*reversed(names)]
+        for name in asked:
+            assert np.array_equal(getattr(batch, name), getattr(expected[number], name))
+
+
 def test_large_buffers_begin_with_a_huge_page_and_come_back_when_nobody_has_them() -> None:
     pool = BufferPool(np.int32)
     shapes = [(3, 100), (1 << 9, 1 << 10), (7, 100_000)]

@@ -70,6 +70,8 @@ class Cover:
         self._edges = edges
         # Where segments start and end when all rows are laid end to end, of which they leave nothing out.
         self._bounds = bounds
+        self.asked: set[str] = set()
+        """What batches of these rows have asked for, to be spread together for the next ones."""
 
     def document_ends(self, start: int, stop: int) -> Integers:
         """Where documents have their last token, counted through the rows from `start` up to `stop`."""
@@ -83,19 +85,27 @@ class Cover:
         is_end = self._segments.is_end
         return self._bounds[1:][is_end], _count_up(is_end)[self._edges]
 
-    def fill_positions(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
-        """The place of each token in its document's part of the row, for the rows from `start` up to `stop`."""
-        counting, starts, lengths = _counting(self.seq_len), self._starts, self._segments.lengths
-        for segments, tokens in self._steps(start, stop):
-            places = starts[segments].repeat(lengths[segments])
-            np.subtract(counting[: len(places)], places, out=places)
-            out[tokens] = places
+    def spread(
+        self,
+        start: int,
+        stop: int,
+        *,
+        positions: npt.NDArray[Any] | None = None,
+        segment_ids: npt.NDArray[Any] | None = None,
+    ) -> None:
+        """Write what is asked for, token by token, for the rows from `start` up to `stop`.
 
-    def fill_segment_ids(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
-        """The ids of segments, token by token, for the rows from `start` up to `stop`."""
-        ids, lengths = self._ids, self._segments.lengths
+        A position is the place of a token in its document's part of the row.
+        """
+        counting, lengths = _counting(self.seq_len), self._segments.lengths
         for segments, tokens in self._steps(start, stop):
-            out[tokens] = ids[segments].repeat(lengths[segments])
+            times = lengths[segments]
+            if positions is not None:
+                places = self._starts[segments].repeat(times)
+                np.subtract(counting[: len(places)], places, out=places)
+                positions[tokens] = places
+            if segment_ids is not None:
+                segment_ids[tokens] = self._ids[segments].repeat(times)
 
     @cached_property
     def _starts(self) -> npt.NDArray[Any]:

@@ -189,12 +189,13 @@ class Loader:
         disk = self._disk = _Disk(is_far=self._is_settled and self.rows.is_remote)
         coming: deque[Stretch] = deque()
         while stretch := coming.popleft() if coming else next(plan, None):
-            if disk.is_slow(stretch.num_batches * self.batch_size) and self._is_settled:
+            num_rows = (stretch.last - stretch.first) * self.batch_size
+            if disk.is_slow(num_rows) and self._is_settled:
                 for more in itertools.islice(plan, CHUNKS_AHEAD - len(coming)):
                     more.block.will_need(*self._rows_of(more))
                     coming.append(more)
             chunk = self._fill(stretch)
-            disk.look(stretch.num_batches * self.batch_size)
+            disk.look(num_rows)
             yield self._deliver(chunk)
 
     def _plan(self, row: int) -> Iterator[Stretch]:
@@ -278,11 +279,6 @@ class Stretch(NamedTuple):
     block: RowBlock
     first: int
     last: int
-
-    @property
-    def num_batches(self) -> int:
-        """How many there are."""
-        return self.last - self.first
 
 
 class _Disk:

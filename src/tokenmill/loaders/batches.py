@@ -39,16 +39,17 @@ class Chunk:
         self._block = block
         self._start = start
         self._stop = start + self.num_batches * self.batch_size
+        self._spreads: dict[str, Array] = {}
 
-    @cached_property
+    @property
     def positions(self) -> Array:
         """The place of each token in its document's part of the row."""
-        return self._spread(self._block.cover.fill_positions)
+        return self._spread("positions")
 
-    @cached_property
+    @property
     def segment_ids(self) -> Array:
         """1, 2, ... for the documents of a row, 0 for padding."""
-        return self._spread(self._block.cover.fill_segment_ids)
+        return self._spread("segment_ids")
 
     @cached_property
     def loss_weights(self) -> Array:
@@ -59,11 +60,16 @@ class Chunk:
             weights *= self._block.copy_weights(self._start, self._stop, shape).reshape(weights.shape)
         return weights
 
-    def _spread(self, fill: Callable[[int, int, Array], None]) -> Array:
-        """What is known of segments, for every token."""
-        spread = _SPREADS.take(self.inputs.shape)
-        fill(self._start, self._stop, spread.reshape(-1))
-        return spread
+    def _spread(self, name: str) -> Array:
+        """What is known of segments, for every token; together with what was asked for of the batches before."""
+        if name not in self._spreads:
+            cover = self._block.cover
+            cover.asked.add(name)
+            names = [name for name in cover.asked if name not in self._spreads]
+            arrays = dict(zip(names, _SPREADS.take((len(names), *self.inputs.shape)), strict=True))
+            cover.spread(self._start, self._stop, **{name: array.reshape(-1) for name, array in arrays.items()})
+            self._spreads.update(arrays)
+        return self._spreads[name]
 
     def cu_seqlens(self, number: int) -> npt.NDArray[np.int32]:
         """Where segments start when the rows of a batch are laid end to end, and the end of the last."""
