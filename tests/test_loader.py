@@ -21,6 +21,7 @@ import tokenmill as tm
 from tests.stores import collect, make_documents, make_store
 from tokenmill.dataset import segments
 from tokenmill.errors import StoreError, UsageError
+from tokenmill.loaders import base
 from tokenmill.loaders.buffers import BufferPool
 from tokenmill.loaders.ranks import ENVIRONMENTS, find_rank
 from tokenmill.store.mapping import MappedFile
@@ -345,6 +346,21 @@ def test_large_buffers_begin_with_a_huge_page_and_come_back_when_nobody_has_them
         assert (kept == 1).all()
         del kept
         assert pool.take(shape).ctypes.data == address
+
+
+def test_the_memory_of_a_batch_is_free_as_soon_as_the_user_lets_go_of_it(
+    stores: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "CHUNK_BYTES", 1)
+    loader = tm.Loader(DATASETS["concat"](stores), batch_size=2, document_mask=True)
+    batches = iter(loader)
+    for _ in range(5):
+        batch = next(batches)
+        address = batch.inputs.ctypes.data
+        assert not loader._pool._free
+        del batch
+        assert len(loader._pool._free) == 1
+        assert next(batches).inputs.ctypes.data == address
 
 
 def test_batches_belong_to_the_user_and_may_be_changed(stores: list[Any]) -> None:

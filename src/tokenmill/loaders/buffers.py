@@ -26,7 +26,7 @@ class BufferPool:
     """Hands out arrays of one type."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
-        self._dtype = np.dtype(dtype)
+        self.dtype = np.dtype(dtype)
         self._free: deque[_Block] = deque(maxlen=MOST_FREE)
 
     def take(self, shape: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -42,12 +42,12 @@ class BufferPool:
         return np.asarray(_Lease(self._free, _Block(self._allocate(size)), shape))
 
     def _allocate(self, size: int) -> npt.NDArray[Any]:
-        num_bytes = size * self._dtype.itemsize
+        num_bytes = size * self.dtype.itemsize
         if num_bytes < HUGE_PAGE // 2:
-            return np.empty(size, self._dtype)
+            return np.empty(size, self.dtype)
         raw = np.empty(max(num_bytes + HUGE_PAGE, LEAST_HUGE), np.uint8)
         first = -raw.ctypes.data % HUGE_PAGE
-        return raw[first : first + num_bytes].view(self._dtype)
+        return raw[first : first + num_bytes].view(self.dtype)
 
 
 class _Block:

@@ -171,7 +171,7 @@ class _PinnedPool(BufferPool):
         return super().take(shape)
 
     def _allocate(self, size: int) -> npt.NDArray[Any]:
-        kind = torch.int64 if self._dtype == np.int64 else torch.int32
+        kind = torch.int64 if self.dtype == np.int64 else torch.int32
         block: npt.NDArray[Any] = torch.empty(size, dtype=kind, pin_memory=True).numpy()
         return block
 
