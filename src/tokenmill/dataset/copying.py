@@ -79,7 +79,7 @@ class RowBlock:
     @cached_property
     def cover(self) -> Cover:
         """The documents in all rows."""
-        return Cover(self.segments(), self.num_rows, self.seq_len)
+        return Cover(self.segments(), self.seq_len)
 
     def cu_seqlens(self, batch_size: int) -> list[npt.NDArray[np.int32]]:
         """For each batch of the block, where its documents start; worked out once."""

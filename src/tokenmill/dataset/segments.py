@@ -57,7 +57,7 @@ class Cover:
     What batches ask for is worked out when they first do, for all rows.
     """
 
-    def __init__(self, segments: Segments, num_rows: int, seq_len: int) -> None:
+    def __init__(self, segments: Segments, seq_len: int) -> None:
         self.seq_len = seq_len
         edges, bounds = np.append(0, segments.ends), _count_up(segments.lengths)
         used = np.diff(bounds[edges])

@@ -309,9 +309,12 @@ class _Disk:
         return self._is_far or self._rows_left + num_rows > 0
 
     def look(self, num_rows: int) -> None:
-        """See whether the disk was waited for while so many rows were filled; others in the process may have, too."""
+        """See whether the disk was waited for while so many rows were filled; others in the process may have, too.
+
+        While all is well, now and then is enough.
+        """
         self._rows_unseen += num_rows
-        if self._rows_unseen < FIRST_ROWS:
+        if self._rows_left <= 0 and self._rows_unseen < FIRST_ROWS:
             return
         num_faults = self._count()
         if num_faults - self._num_faults > self._rows_unseen // 8:
