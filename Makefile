@@ -79,7 +79,7 @@ clean:
 .interop/moto/ready: | $(VENV)/all
 	-$(BIN)/python -c "from tests.object_server import moto_server; moto_server()"
 
-$(VENV)/base: pyproject.toml
+$(VENV)/base: pyproject.toml setup.py src/tokenmill/dataset/compiled.c
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable .

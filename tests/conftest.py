@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.object_server import faulty, s3, s3_server  # noqa: F401
+from tokenmill.dataset import kernels
 from tokenmill.store.store import TokenStore
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -122,3 +123,13 @@ def tiny_store(_pristine_store: Path, tmp_path: Path) -> Path:
 def open_tiny_store(_pristine_store: Path) -> Callable[[], TokenStore]:
     """Opens that store for tests which only read it."""
     return lambda: TokenStore(_pristine_store)
+
+
+@pytest.fixture(params=["compiled", "numpy"])
+def inner_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test twice: rows are copied in C, and by numpy."""
+    if request.param == "numpy":
+        monkeypatch.setattr(kernels, "compiled", None)
+    elif kernels.compiled is None:
+        pytest.skip("the inner loops were not compiled")
+    return str(request.param)

@@ -161,6 +161,7 @@ def test_a_hundred_resizes_in_one_epoch_give_every_row_once(stores: list[Any]) -
         assert sorted(seen) == sorted(int(rows[i][0]) for i in range(len(rows)))
 
 
+@pytest.mark.usefixtures("inner_loops")
 def test_batches_are_inputs_and_the_tokens_behind_them(stores: list[Any]) -> None:
     rows = tm.pack(stores[0], seq_len=SEQ_LEN)
     stream = stores[0].read(0, stores[0].num_tokens).astype(np.int64)
@@ -175,6 +176,7 @@ def test_batches_are_inputs_and_the_tokens_behind_them(stores: list[Any]) -> Non
             assert y[row].tolist() == stream[start + 1 : start + SEQ_LEN + 1].tolist()
 
 
+@pytest.mark.usefixtures("inner_loops")
 @pytest.mark.parametrize("seq_len", [1, 7, 8190, 8191, 8192, 9000])
 def test_short_and_long_rows_take_different_ways_to_the_same_tokens(tmp_path: Path, seq_len: int) -> None:
     store = tm.open(make_store(tmp_path, make_documents(3000, longest=60), num_shards=11))
@@ -188,6 +190,7 @@ def test_short_and_long_rows_take_different_ways_to_the_same_tokens(tmp_path: Pa
             assert y[row].tolist() == stream[start + 1 : start + 1 + seq_len].tolist()
 
 
+@pytest.mark.usefixtures("inner_loops")
 def test_rows_may_be_longer_than_many_shards(tmp_path: Path) -> None:
     store = tm.open(make_store(tmp_path, make_documents(60, longest=10), num_shards=30))
     stream = store.read(0, store.num_tokens).tolist()
@@ -196,6 +199,7 @@ def test_rows_may_be_longer_than_many_shards(tmp_path: Path) -> None:
     assert y[0].tolist() == stream[1:101]
 
 
+@pytest.mark.usefixtures("inner_loops")
 def test_int32_stores_and_int32_batches(tmp_path: Path) -> None:
     documents = [[70_000 + i, 80_000 + i, 5] for i in range(50)]
     store = tm.open(make_store(tmp_path, documents, dtype="int32"))
@@ -207,6 +211,7 @@ def test_int32_stores_and_int32_batches(tmp_path: Path) -> None:
         assert y.reshape(-1).tolist() == stream[1:61]
 
 
+@pytest.mark.usefixtures("inner_loops")
 def test_epochs_end_with_a_padded_batch(stores: list[Any]) -> None:
     rows = tm.shuffle(tm.pack(stores[2], seq_len=SEQ_LEN), seed=2)
     loaders = [tm.Loader(rows, batch_size=4, rank=rank, world_size=2, epochs=2) for rank in range(2)]
@@ -289,6 +294,7 @@ def test_the_program_may_change_its_directory(tmp_path: Path, monkeypatch: pytes
     assert len(rows[0]) == 8
 
 
+@pytest.mark.usefixtures("inner_loops")
 def test_a_kept_batch_is_never_overwritten(stores: list[Any]) -> None:
     loader = tm.Loader(DATASETS["concat-shuffled"](stores), batch_size=2)
     held = []
@@ -301,6 +307,7 @@ def test_a_kept_batch_is_never_overwritten(stores: list[Any]) -> None:
     assert all((x == a).all() and (y == b).all() for x, y, a, b in held)
 
 
+@pytest.mark.usefixtures("inner_loops")
 @pytest.mark.parametrize("most", [1, 50, 1000])
 @pytest.mark.parametrize("name", ["concat-shuffled", "mix-of-best-fit", "pad-shuffled"])
 def test_positions_are_the_same_however_many_are_filled_at_once(
@@ -319,6 +326,7 @@ def test_positions_are_the_same_however_many_are_filled_at_once(
         assert positions == [place - first for place, first in enumerate(firsts)]
 
 
+@pytest.mark.usefixtures("inner_loops")
 @pytest.mark.parametrize("first", ["positions", "segment_ids"])
 def test_what_is_asked_for_does_not_depend_on_what_was_asked_for_before(stores: list[Any], first: str) -> None:
     rows = DATASETS["mix-of-best-fit"](stores)
@@ -534,6 +542,7 @@ def test_drop_last_changes_nothing_without_a_rest_and_needs_one_batch(stores: li
     collect(tm.Loader(rows, batch_size=49, drop_last=True), 3)  # without an end there is no last batch
 
 
+@pytest.mark.usefixtures("inner_loops")
 @pytest.mark.parametrize("method", ["concat", "best-fit", "pad"])
 @pytest.mark.parametrize("kind", ["<u4", "<i8"])
 def test_ids_that_batches_cannot_hold_are_refused(tmp_path: Path, method: Any, kind: str) -> None:
@@ -766,6 +775,7 @@ def test_an_error_in_the_thread_reaches_the_user(stores: list[Any], monkeypatch:
         next(iter(loader))
 
 
+@pytest.mark.usefixtures("inner_loops")
 @pytest.mark.parametrize("method", ["best-fit", "pad"])
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
 def test_long_documents_are_copied_right_to_the_last_token(tmp_path: Path, method: Any, dtype: str) -> None:

@@ -1,8 +1,8 @@
 """Rows that lie in one stretch of memory each, and what all ways of copying rows share.
 
-Short rows are gathered as opaque values by one indexing operation (3-4 times the speed of an index per token), a few
-at a time, so that what is gathered is still in the CPU cache when it is widened; long ones are copied by one slice
-each.
+They are copied in C where that was compiled. Else short rows are gathered as opaque values by one indexing operation
+(3-4 times the speed of an index per token), a few at a time, so that what is gathered is still in the CPU cache when it
+is widened; long ones are copied by one slice each.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.dataset import kernels
 from tokenmill.dataset.base import Choice, Integers
 from tokenmill.errors import StoreError
 from tokenmill.store.mapping import everywhere, will_need, windows_everywhere
 
-__all__ = ["IGNORED", "TOKENS_AT_ONCE", "Array", "Part", "WholePart", "touch"]
+__all__ = ["IGNORED", "TOKENS_AT_ONCE", "Array", "Part", "WholePart", "as_array", "touch"]
 
 IGNORED = -100
 """The target of a token that has none: what torch's cross entropy leaves out by default."""
@@ -105,12 +106,15 @@ class WholePart(Part):
         self._apart_starts: list[int] = starts[self._apart].tolist()
 
     def copy(self, start: int, stop: int, inputs: Array, targets: Array) -> None:
-        """Copy the rows in a range, by one gather or slice by slice."""
+        """Copy the rows in a range, in C, by one gather or slice by slice."""
         low, high, places = self._range(start, stop)
         if low == high:
             return
         if not self._all_apart:
-            if self._width < LONG_ROW:
+            if kernels.can_copy(self._dtype, inputs.dtype):
+                rows = as_array(places)
+                kernels.compiled.copy_rows(self._indices[low:high], self._itemsize, rows, inputs, targets)
+            elif self._width < LONG_ROW:
                 self._gather(low, high, places, inputs, targets)
             else:
                 self._slice(low, high, places, inputs, targets)
@@ -159,6 +163,11 @@ class WholePart(Part):
         if not self._all_apart:
             for index in self._indices[low:high].tolist():
                 will_need((index + 1) * self._itemsize, self._width * self._itemsize)
+
+
+def as_array(places: Any) -> Integers | None:
+    """The places of rows for loops in C; None for those that are filled one after the other."""
+    return None if isinstance(places, slice) else places
 
 
 def _some(places: Any, first: int, last: int) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Any
 
 import numpy as np
 
+from tokenmill.dataset import kernels
 from tokenmill.dataset.base import Choice, Integers
-from tokenmill.dataset.gathering import IGNORED, TOKENS_AT_ONCE, Array, Part, touch
+from tokenmill.dataset.gathering import IGNORED, TOKENS_AT_ONCE, Array, Part, as_array, touch
 from tokenmill.store.documents import Documents
 from tokenmill.store.mapping import everywhere, will_need, windows_everywhere
 
@@ -28,6 +30,7 @@ class PiecedPart(Part):
         order = self._piece_order(counts)
         sizes = self._in_order(counts)
         ends = np.concatenate([[0], np.cumsum(sizes)])
+        self._edges: Integers = ends
         self._first_pieces: list[int] = ends.tolist()
         self._lengths = np.concatenate([some.lengths for some in spans])[order]
         self._addresses = np.concatenate(addresses)[order]
@@ -64,10 +67,31 @@ class PiecedPart(Part):
         return {number: (choices[int(owners[number])].source, int(begins[number])) for number in apart}
 
     def copy(self, start: int, stop: int, inputs: Array, targets: Array) -> None:
-        """Join the pieces of rows in a scratch array of the stored type, then widen them a few rows at a time."""
+        """Join the pieces of the rows in a range, in C or by way of a scratch array."""
         low, high, places = self._range(start, stop)
         if low == high:
             return
+        if kernels.can_copy(self._dtype, inputs.dtype):
+            edges, rows = self._edges[low : high + 1], as_array(places)
+            settings = (self._lengths, IGNORED, self._itemsize)
+            kernels.compiled.copy_pieces(edges, self._indices, *settings, rows, inputs, targets)
+            self._copy_apart(low, high, rows, inputs, targets)
+        else:
+            self._widen(low, high, places, inputs, targets)
+
+    def _copy_apart(self, low: int, high: int, rows: Integers | None, inputs: Array, targets: Array) -> None:
+        """Fill in the pieces that lie across shards."""
+        begin, end = self._first_pieces[low], self._first_pieces[high]
+        for number, (documents, start) in self._apart.items():
+            if begin <= number < end:
+                row, column = divmod(int(self._places[number]), self._seq_len)
+                row = row - low if rows is None else int(rows[row - low])
+                tokens = documents.read(start, start + int(self._lengths[number]))
+                inputs[row, column : column + len(tokens)] = tokens
+                targets[row, column : column + len(tokens) - 1] = tokens[1:]
+
+    def _widen(self, low: int, high: int, places: Any, inputs: Array, targets: Array) -> None:
+        """Join the pieces of rows in a scratch array of the stored type, then widen them a few rows at a time."""
         if len(self._scratch) < high - low:
             self._scratch = np.empty((high - low, self._seq_len), self._dtype)
         tokens = self._scratch[: high - low]

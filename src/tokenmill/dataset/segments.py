@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.dataset import kernels
 from tokenmill.dataset.permutation import Integers
 
 __all__ = ["Cover", "Segments", "join_segments"]
@@ -90,14 +91,19 @@ class Cover:
         start: int,
         stop: int,
         *,
-        positions: npt.NDArray[Any] | None = None,
-        segment_ids: npt.NDArray[Any] | None = None,
+        positions: npt.NDArray[np.int32] | None = None,
+        segment_ids: npt.NDArray[np.int32] | None = None,
     ) -> None:
         """Write what is asked for, token by token, for the rows from `start` up to `stop`.
 
         A position is the place of a token in its document's part of the row.
         """
-        counting, lengths = _counting(self.seq_len), self._segments.lengths
+        lengths = self._segments.lengths
+        if kernels.compiled is not None:
+            some = slice(self._edges[start], self._edges[stop])
+            kernels.compiled.spread(lengths[some], self._ids[some], positions, segment_ids)
+            return
+        counting = _counting(self.seq_len)
         for segments, tokens in self._steps(start, stop):
             times = lengths[segments]
             if positions is not None:
@@ -116,10 +122,10 @@ class Cover:
     def _ids(self) -> npt.NDArray[Any]:
         """1, 2, ... in each row, and 0 for padding."""
         numbers = np.arange(1, len(self._bounds))
-        ids = numbers - self._edges[:-1].repeat(np.diff(self._edges))
+        ids: Integers = numbers - self._edges[:-1].repeat(np.diff(self._edges))
         if self._is_padded:
             ids[self._segments.documents == PADDING] = 0
-        return _narrow(ids)
+        return ids.astype(np.int32) if kernels.compiled is not None else _narrow(ids)
 
     def _steps(self, start: int, stop: int) -> Iterator[tuple[slice, slice]]:
         """A few rows at a time, which stay in the CPU cache: their segments, and their tokens in the range."""
