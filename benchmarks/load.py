@@ -291,7 +291,7 @@ def explain_hot() -> list[str]:
         f"`{' '.join(f'{name}={value}' for name, value in KEEP_MEMORY.items())}`.",
         "Nobody has worker processes; threads of other libraries are as they come. Batches are int64 unless",
         f"said. nanoGPT draws rows with replacement, tf.data shuffles through a buffer of {SHUFFLE_ROWS} rows,",
-        "and Megatron's indices were built before.",
+        "and Megatron's indices were built before. `no C`: as installed where there is no compiler.",
     ]
 
 

@@ -303,12 +303,20 @@ def ours(stream: Callable[[Path, int, int], Pairs], framework: str = "torch", **
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """Lets glibc keep large temporaries instead of giving them back to the kernel and faulting them in again."""
 
+NOT_COMPILED = {"TOKENMILL_COMPILED": "0"}
+"""The loader as it is where there was no compiler."""
+
 CONTENDERS: dict[str, Contender] = {
     "gather": Contender(gather),
     "gather, malloc keeps memory": Contender(gather, environment=KEEP_MEMORY),
     "tokenmill": ours(partial(tokenmill_rows, framework="torch")),
     "tokenmill, document mask": ours(tokenmill_masked, is_masked=True),
     "tokenmill, best-fit, 3-way mix": ours(tokenmill_mixed, is_masked=True, copies_slices=False),
+    "tokenmill, no C": ours(partial(tokenmill_rows, framework="torch"), environment=NOT_COMPILED),
+    "tokenmill, no C, document mask": ours(tokenmill_masked, is_masked=True, environment=NOT_COMPILED),
+    "tokenmill, no C, best-fit mix": ours(
+        tokenmill_mixed, is_masked=True, copies_slices=False, environment=NOT_COMPILED
+    ),
     "tokenmill, numpy": ours(partial(tokenmill_rows, framework="numpy"), "numpy"),
     "tokenmill, jax": ours(tokenmill_jax, "jax"),
     "tokenmill, tf": ours(partial(tokenmill_rows, framework="tf"), "tf"),
