@@ -135,6 +135,40 @@ def test_two_hundred_kept_batches_stay_as_they_were(stores: list[Any]) -> None:
         assert_same(kept, theirs)
 
 
+@pytest.mark.parametrize("seq_len", [SEQ_LEN, SEQ_LEN + 1])
+def test_operations_take_tensors_of_rows_that_begin_anywhere(stores: list[Any], seq_len: int) -> None:
+    """They end the process when they meet memory that does not begin at a multiple of 64 bytes."""
+    rows = tm.pack(stores[0], seq_len=seq_len)
+    theirs = collect(tm.Loader(rows, batch_size=1), 60)
+    for batch, other in zip(make_loader(rows, framework="tf", batch_size=1), theirs, strict=False):
+        assert same(tf.cast(batch.inputs, tf.int32) + 1, other.inputs + 1)
+
+
+def test_tensors_share_memory_at_multiples_of_64_bytes_and_copy_the_rest() -> None:
+    memory = np.zeros(100, np.int64)
+    first = -memory.ctypes.data % 64 // 8
+    shared, copied = (loaders_tf._wrap(memory[start : start + 64].reshape(8, 8)) for start in (first, first + 1))
+    memory[:] = 1
+    assert shared.numpy().all() and not copied.numpy().any()
+
+
+def test_a_program_may_end_while_tensorflow_asks_ahead(tmp_path: Path) -> None:
+    """Threads of TensorFlow that need Python when the interpreter ends would be waited for, for ever."""
+    make_two_stores(tmp_path)
+    program = (
+        "import time, tokenmill as tm, tokenmill.loaders.tf as ours\n"
+        "real, kept = ours.TfLoader._chunk, []\n"
+        "ours.TfLoader._chunk = lambda *a: time.sleep(0.1) or real(*a)\n"
+        "for number in range(4):\n"
+        f"    loader = tm.load({str(tmp_path / '0')!r}, seq_len=64, batch_size=64, framework='tf')\n"
+        "    kept.append(iter(loader.dataset().prefetch(ours.tf.data.AUTOTUNE)))\n"
+        "    next(kept[-1])\n"
+        "print('done')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
 @pytest.mark.parametrize("layout", ["hf", "megatron", "torchtitan", "olmo", "maxtext"])
 def test_layouts_have_the_same_values_as_tensors(stores: list[Any], layout: str) -> None:
     rows = shuffled(stores[1], method="best-fit")

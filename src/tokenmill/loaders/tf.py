@@ -7,16 +7,20 @@ its own checkpoints of an iterator resume exactly; a generator would allow none 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.dataset.copying import RowBlock
 from tokenmill.errors import MissingDependencyError, UsageError
 from tokenmill.loaders.base import Loader, Stretch
 from tokenmill.loaders.batches import Batch, Chunk
@@ -26,6 +30,10 @@ __all__ = ["TfLoader"]
 
 CHUNK_TOKENS = 1 << 19
 """Tokens that are filled together. TensorFlow's checkpoints of its iterator count these chunks: never to be changed."""
+ALIGNMENT = 64
+"""TensorFlow ends the process when an operation meets memory that does not begin at a multiple of this."""
+QUIET_SECONDS = 0.02
+MOST_SECONDS_AT_EXIT = 10.0
 CHATTER = (b"I0000 ", b"WARNING: All log messages before absl::InitializeLog()")
 
 
@@ -62,6 +70,42 @@ except ImportError:
     raise MissingDependencyError("framework='tf'", "tf") from None
 
 
+class _Calls:
+    """Calls of Python by TensorFlow's threads, which must be over when the program ends.
+
+    From then on a thread that wants to run Python is stopped for good, and TensorFlow waits for it for ever. So at the
+    exit all calls are answered at once, with blank batches, until its buffers are full and it asks no more.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_running = self._num_begun = 0
+        self._is_ending = False
+        atexit.register(self._let_end)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[bool]:
+        """Counts a call; tells whether the program is ending."""
+        with self._lock:
+            self._num_running += 1
+            self._num_begun += 1
+        try:
+            yield self._is_ending
+        finally:
+            with self._lock:
+                self._num_running -= 1
+
+    def _let_end(self) -> None:
+        self._is_ending = True
+        seen, deadline = 0, time.monotonic() + MOST_SECONDS_AT_EXIT
+        while (self._num_running or self._num_begun != seen) and time.monotonic() < deadline:
+            seen = self._num_begun
+            time.sleep(QUIET_SECONDS)
+
+
+_CALLS = _Calls()
+
+
 class TfLoader(Loader):
     """The loader with tensors; `dataset` gives the same batches to `tf.data` and Keras."""
 
@@ -86,9 +130,12 @@ class TfLoader(Loader):
         can_join = self._is_plain and self._is_settled
         at_once = max(1, CHUNK_TOKENS // (self.batch_size * self.rows.seq_len)) if can_join else 1
 
+        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
         def fill(number: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
-            chunk = self._chunk(start + int(number) * at_once * self.global_batch_size, at_once)
-            return [np.asarray(part) for part in tf.nest.flatten(self._parts(chunk))]
+            with _CALLS.running() as is_ending:
+                row = start + int(number) * at_once * self.global_batch_size
+                chunk = self._blank_chunk(at_once) if is_ending else self._chunk(row, at_once)
+                return [np.asarray(part) for part in tf.nest.flatten(self._parts(chunk))]
 
         made = tf.data.Dataset.range(-(-num_batches // at_once)).map(lambda number: _call(fill, number, specs))
         made = made.prefetch(self._prefetch) if self._prefetch else made
@@ -100,6 +147,12 @@ class TfLoader(Loader):
         """Some batches from a row on, fewer at the end."""
         num_batches = min(num_batches, self._num_left(row))
         return self._fill(Stretch(self._block(row, num_batches), 0, num_batches))
+
+    def _blank_chunk(self, num_batches: int) -> Chunk:
+        """Batches without a token, for TensorFlow to keep when nobody will ask for them any more."""
+        index = np.zeros(num_batches * self.batch_size, np.int64)
+        block = RowBlock(self.rows, index, document_mask=self._document_mask, limit=0)
+        return self._fill(Stretch(block, 0, num_batches))
 
     def _parts(self, chunk: Chunk) -> Any:
         """What TensorFlow gets of a chunk: all batches of it, or the only one as the layout has it."""
@@ -115,8 +168,13 @@ class TfLoader(Loader):
 
 
 def _wrap(part: Any, is_ragged: bool = False) -> Any:
-    """A tensor with memory of its own; numbers stay what they are."""
-    return tf.convert_to_tensor(part) if isinstance(part, np.ndarray) else part
+    """A tensor in the memory of the batch, which then lives as long as it; a copy where TensorFlow cannot use that."""
+    if not isinstance(part, np.ndarray):
+        return part
+    is_aligned = part.__array_interface__["data"][0] % ALIGNMENT == 0
+    if is_aligned and part.size and part.flags.c_contiguous and part.flags.writeable:
+        return tf.experimental.dlpack.from_dlpack(part.__dlpack__())
+    return tf.convert_to_tensor(part)
 
 
 def _call(fill: Any, number: Any, specs: Any) -> Any:
