@@ -1,4 +1,4 @@
-"""Rows out of mapped memory into batches: the inner loop of loading, in numpy alone.
+"""Rows out of mapped memory into batches: the inner loop of loading.
 
 Order and places are worked out for a block of thousands of rows at once, whatever datasets they
 come from. Rows that lie in one stretch are then copied by `gathering.py`, those of several pieces by
