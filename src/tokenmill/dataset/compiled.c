@@ -245,10 +245,9 @@ static int check_pieces(const Pieces *pieces, Py_ssize_t num_rows, Py_ssize_t se
         int64_t used = 0;
         is_good = edges[i] <= edges[i + 1] && edges[i + 1] <= pieces->num_pieces;
         for (int64_t piece = edges[i]; is_good && piece < edges[i + 1]; piece++) {
-            is_good = pieces->lengths[piece] >= 0 && pieces->lengths[piece] <= seq_len;
-            used += pieces->lengths[piece];
+            is_good = pieces->lengths[piece] >= 0 && pieces->lengths[piece] <= seq_len - used;
+            used += is_good ? pieces->lengths[piece] : 0;
         }
-        is_good = is_good && used <= seq_len;
     }
     if (!is_good)
         PyErr_SetString(PyExc_ValueError, "pieces do not fit their rows");
@@ -344,7 +343,7 @@ static PyObject *spread(PyObject *module, PyObject *const *args, Py_ssize_t coun
     int is_good = length_of(id_view) == num_segments;
     for (Py_ssize_t i = 0; is_good && i < num_segments; i++) {
         is_good = lengths[i] >= 0 && lengths[i] <= INT32_MAX;
-        size += (Py_ssize_t)lengths[i];
+        size += is_good ? (Py_ssize_t)lengths[i] : 0;
     }
     if (!is_good || (positions && length_of(positions) != size) || (segment_ids && length_of(segment_ids) != size)) {
         PyErr_SetString(PyExc_ValueError, "segments do not cover what is to be written");
@@ -376,12 +375,21 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* Nothing is kept between calls. */
+static PyModuleDef_Slot slots[] = {
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "tokenmill.dataset.compiled",
     .m_doc = "The inner loops of loading.",
     .m_size = 0,
     .m_methods = functions,
+    .m_slots = slots,
 };
 
 PyMODINIT_FUNC PyInit_compiled(void) { return PyModuleDef_Init(&definition); }

@@ -83,7 +83,7 @@ class PiecedPart(Part):
         """Fill in the pieces that lie across shards."""
         begin, end = self._first_pieces[low], self._first_pieces[high]
         for number, (documents, start) in self._apart.items():
-            if begin <= number < end:
+            if begin <= number < end and self._lengths[number]:
                 row, column = divmod(int(self._places[number]), self._seq_len)
                 row = row - low if rows is None else int(rows[row - low])
                 tokens = documents.read(start, start + int(self._lengths[number]))

@@ -74,7 +74,8 @@ class _Calls:
     """Calls of Python by TensorFlow's threads, which must be over when the program ends.
 
     From then on a thread that wants to run Python is stopped for good, and TensorFlow waits for it for ever. So at the
-    exit all calls are answered at once, with blank batches, until its buffers are full and it asks no more.
+    exit all calls are answered at once, with blank batches, until its buffers are full and it asks no more. Functions
+    that were registered with `atexit` before this run later, and get blank batches too.
     """
 
     def __init__(self) -> None:
