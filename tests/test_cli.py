@@ -135,7 +135,9 @@ def test_a_hub_name_without_a_network_says_what_to_do(folder: Path) -> None:
 
 
 def test_ctrl_c_ends_any_command_with_a_sentence(folder: Path) -> None:
+    # Whoever starts the tests in the background of a shell has the signal ignored, and Python leaves it so.
     program = "import os, signal\nfrom tokenmill import status, cli\n"
+    program += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     program += "status.read_status = lambda _: os.kill(os.getpid(), signal.SIGINT)\ncli.main()"
     done = subprocess.run(
         [sys.executable, "-c", program, "status", str(folder)], capture_output=True, text=True, timeout=60
