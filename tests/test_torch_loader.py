@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 import tokenmill as tm
-from tests.stores import collect, make_documents, make_store
+from tests.stores import CASES, collect, make_documents, make_store, make_two_stores
 from tokenmill.errors import UsageError
+from tokenmill.loaders import make_loader
 
 torch = pytest.importorskip("torch")
 
@@ -71,6 +73,26 @@ def test_worker_processes_give_the_same_batches_and_resume(store: Path, num_work
     resumed.load_state_dict(loader.state_dict())
     assert equal(collect(resumed, 9), expected[12:21])
     assert equal(collect(resumed, 9), expected[21:30]), "workers that are kept go on where the loader is"
+
+
+def test_the_global_stream_is_one_for_all_world_sizes_and_worker_processes(tmp_path: Path) -> None:
+    rows = CASES["mix"][0](make_two_stores(tmp_path))
+
+    def stream(world_size: int, num_workers: int) -> str:
+        settings: dict[str, Any] = {
+            "batch_size": 48 // world_size,
+            "world_size": world_size,
+            "num_workers": num_workers,
+        }
+        ranks = [make_loader(rows, framework="torch", rank=rank, **settings) for rank in range(world_size)]
+        digest = xxhash.xxh3_64()
+        for batches in zip(*(collect(loader, 6) for loader in ranks), strict=True):
+            for x, y in batches:
+                digest.update(torch.cat([x, y], dim=1).numpy().tobytes())
+        return digest.hexdigest()
+
+    sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24)
+    assert len({stream(world_size, num_workers) for world_size in sizes for num_workers in (0, 1, 2)}) == 1
 
 
 def test_worker_processes_end_with_the_epoch_and_know_their_documents(store: Path) -> None:
