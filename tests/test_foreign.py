@@ -575,3 +575,20 @@ def test_parquet_is_copied_in_little_memory(tmp_path: Path) -> None:
     num_tokens, kilobytes = map(int, done.stdout.split())
     assert num_tokens == 12_000_000
     assert kilobytes < 40_000, "96 MB of ids"
+
+
+@pytest.mark.parametrize("name", ["pair", "pair.v1", "pair.v1.bin", "pair.v1.idx"])
+def test_a_megatron_pair_is_known_by_either_file_and_by_its_prefix(tmp_path: Path, name: str) -> None:
+    documents = [[1, 2, 3], [4, 5]]
+    write_megatron(tmp_path / "pair", documents, "<u2")
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"pair.v1{suffix}").write_bytes((tmp_path / f"pair{suffix}").read_bytes())
+    store = tm.open(tmp_path / name)
+    assert [store.document(number).tolist() for number in range(store.num_documents)] == documents
+
+
+def test_half_a_megatron_pair_is_no_prefix(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "pair", [[1, 2, 3]], "<u2")
+    (tmp_path / "pair.idx").unlink()
+    with pytest.raises(StoreError, match="pair does not exist"):
+        tm.open(tmp_path / "pair")

@@ -19,16 +19,20 @@ TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 class Megatron:
-    """Pairs of `.bin` and `.idx`; either of them names the pair."""
+    """Pairs of `.bin` and `.idx`; either of them names the pair, and so does what Megatron calls its prefix."""
 
     name = "Megatron"
     pattern = "*.bin"
 
     def recognise(self, path: Path) -> Path | None:
         """The `.bin` of a pair that is complete."""
-        tokens = path.with_suffix(".bin")
-        is_pair = path.suffix in {".bin", ".idx"} and tokens.is_file() and path.with_suffix(".idx").is_file()
-        return tokens if is_pair else None
+        if path.suffix in {".bin", ".idx"}:
+            tokens = path.with_suffix(".bin")
+        elif path.exists():
+            return None
+        else:
+            tokens = path.with_name(f"{path.name}.bin")
+        return tokens if tokens.is_file() and tokens.with_suffix(".idx").is_file() else None
 
     def describe(self, paths: Sequence[Path], dtype: str | None) -> list[TokenFile]:
         """The index says what the ids are, so `dtype` is not needed."""
