@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The newest torch that is published with CPU wheels for every supported Python.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint types check format test-kills test-interop test-browser test-train test-slurm test-ray test-ceph test-azure test-engines bench clean
+.PHONY: demo test coverage lint types check format test-kills test-interop test-browser test-train test-slurm test-ray test-ceph test-azure test-engines bench clean
 
 demo: $(VENV)/base
 	$(BIN)/tokenmill demo
@@ -14,6 +14,12 @@ demo: $(VENV)/base
 test: $(VENV)/all .interop/moto/ready
 	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not interop"
+
+# Lines and branches that `make test` runs, modules below 90% first.
+coverage: $(VENV)/all .interop/moto/ready
+	mkdir -p build/coverage
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not interop" --cov=tokenmill --cov-branch --cov-report=
+	$(BIN)/python -m coverage report --sort=cover --skip-covered --show-missing
 
 lint: $(VENV)/all
 	$(BIN)/ruff check .
@@ -35,7 +41,7 @@ test-kills: $(VENV)/all
 # Stores and exports read by the other projects' own readers, and what these write read here, each in an environment of its own.
 test-interop: $(VENV)/all
 	$(BIN)/python tests/interop/run.py
-	$(BIN)/python tests/interop/foreign.py
+	$(BIN)/python tests/interop/other_writers.py
 	$(BIN)/python tests/interop/chat.py
 
 # The page of `report` in headless Chromium (Debian: chromium chromium-driver), driven by selenium.
@@ -45,7 +51,7 @@ test-browser: $(VENV)/all
 
 # What takes minutes of the reference trainers: compiled models, their own self-checks, waiting for data.
 test-train: $(VENV)/all
-	$(BIN)/python -m pytest -m slow tests/test_train_torch.py tests/test_train_jax.py
+	$(BIN)/python -m pytest -m slow tests/examples/test_train_torch.py tests/examples/test_train_jax.py
 
 # Object stores against a real Ceph gateway on loopback (Debian: ceph-mon ceph-osd radosgw ceph-common); prints a tally.
 test-ceph: $(VENV)/all
@@ -77,9 +83,9 @@ clean:
 
 # The S3 server of the tests; without it they are skipped, and say so.
 .interop/moto/ready: | $(VENV)/all
-	-$(BIN)/python -c "from tests.object_server import moto_server; moto_server()"
+	-$(BIN)/python -c "from tests.support.object_server import moto_server; moto_server()"
 
-$(VENV)/base: pyproject.toml setup.py src/tokenmill/dataset/compiled.c
+$(VENV)/base: pyproject.toml setup.py src/tokenmill/filling/compiled.c
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable .

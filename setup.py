@@ -8,8 +8,8 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "tokenmill.dataset.compiled",
-            ["src/tokenmill/dataset/compiled.c"],
+            "tokenmill.filling.compiled",
+            ["src/tokenmill/filling/compiled.c"],
             extra_compile_args=["-O3", "-std=c11"],
             optional=True,
         )

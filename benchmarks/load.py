@@ -1,20 +1,20 @@
-"""How fast batches reach the main process, tokenmill against what people use, in one run, as ratios.
+"""Compare how fast tokenmill and other loaders deliver batches to the main process.
 
     python benchmarks/load.py --peers path/to/venv/bin/python
     python benchmarks/load.py --cold --tokens 4G
 
-Makes a store, the same tokens as one flat file, and what the peers read. Each contender of peers.py then runs in
-a fresh process, in turns, `--repeat` times for each shape; its batches are first compared with the flat file.
-The baseline is one gather per batch through torch's DataLoader, in the better of two states of malloc.
-Peers do not belong into tokenmill's environment: `--peers` names an interpreter that has them; those it
-lacks are left out.
+The program makes a store, a flat file of the same tokens, and the peers' own formats. It checks the batches of each
+contender in peers.py against the flat file. The contenders then take turns, `--repeat` times for each shape, each time
+in a fresh process. The baseline is one gather per batch through torch's DataLoader, with the faster of two malloc
+settings. `--peers` names an interpreter that has the peers, which are not installed with tokenmill; missing ones are
+skipped.
 """
 
 from __future__ import annotations
 
 import sys
 
-# This folder goes last: tokenize.py must not stand in for the standard library's module of that name.
+# This folder goes last, so that tokenize.py does not shadow the standard library's module of that name.
 sys.path.append(sys.path.pop(0))
 
 import argparse
@@ -43,10 +43,10 @@ HERE = Path(__file__).resolve().parent
 NUM_SHARDS = 64
 MEAN_DOCUMENT = 700
 MIX = {"mix-a": 0.7, "mix-b": 0.2, "mix-c": 0.1}
-"""Stores of the three-way mix, and their part of the shards."""
+"""Stores of the three-way mix, with their shares of the shards."""
 BASELINES = ("gather", "gather, malloc keeps memory")
 MEMMAP = "np.memmap, row by row"
-"""What tokenmill is compared with when the page cache is empty."""
+"""The baseline for an empty page cache."""
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
 
 Shape = tuple[int, int]
@@ -70,7 +70,7 @@ def main() -> None:
         target.parent.mkdir(exist_ok=True)
         target.write_text(report)
     if any(name.startswith("tokenmill") for name in left_out):
-        sys.exit("tokenmill itself was left out somewhere; see the end of the report")
+        sys.exit("tokenmill itself failed at one of the shapes; see the end of the report")
 
 
 def parse() -> argparse.Namespace:
@@ -80,10 +80,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shapes", type=parse_shape, nargs="+", default=shapes, help="such as 8x2048 512x1024")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders whose name contains one of these")
     parser.add_argument("--peers", default=sys.executable, metavar="PYTHON", help="interpreter that has the peers")
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long each measurement takes at least")
+    parser.add_argument("--seconds", type=float, default=2.0, help="minimum duration of a measurement")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--cold", action="store_true", help="measure with an empty page cache instead")
-    parser.add_argument("--work", help="folder for the corpus that is kept")
+    parser.add_argument("--work", help="folder in which the corpus is kept")
     parser.add_argument("--save", action="store_true", help="write the report to benchmarks/results")
     return parser.parse_args()
 
@@ -99,7 +99,7 @@ def parse_shape(text: str) -> Shape:
 
 
 def make_corpus(work: Path, num_tokens: int) -> Path:
-    """A store of random tokens, the same tokens in `flat.bin`, and stores for the mix that share its files."""
+    """Make a store of random tokens, `flat.bin` with the same tokens, and stores for the mix that share its files."""
     corpus = work / f"corpus-{num_tokens}"
     if corpus.exists():
         return corpus
@@ -131,7 +131,7 @@ def make_corpus(work: Path, num_tokens: int) -> Path:
 
 
 def make_template(folder: Path) -> Manifest:
-    """The manifest of a real run, and its tokenizer; shards are put in by `seal`."""
+    """Make the manifest of a real run, and its tokenizer; `seal` adds the shards."""
     source = folder / "one.jsonl"
     source.write_text('{"text": "One document."}\n')
     program = [str(Path(sys.executable).parent / "tokenmill"), "tokenize", str(source), "-o", str(folder / "template")]
@@ -140,7 +140,7 @@ def make_template(folder: Path) -> Manifest:
 
 
 def draw_lengths(rng: np.random.Generator, size: int) -> npt.NDArray[np.int32]:
-    """Log-normal document lengths that add up to `size`."""
+    """Draw log-normal document lengths that add up to `size`."""
     drawn = rng.lognormal(np.log(MEAN_DOCUMENT) - 0.5, 1.0, 100 + 2 * size // MEAN_DOCUMENT)
     ends = np.cumsum(np.maximum(drawn, 1).astype(np.int64))
     return np.diff(np.append(ends[ends < size], size), prepend=0).astype(np.int32)
@@ -184,7 +184,7 @@ def choose(arguments: argparse.Namespace) -> list[str]:
 
 
 def check(arguments: argparse.Namespace, corpus: Path) -> tuple[list[str], dict[str, str]]:
-    """The contenders that run and give the right tokens, and why the others are left out."""
+    """Return the contenders that deliver the right tokens, and the reasons why others are skipped."""
     names, left_out = [], {}
     for name in choose(arguments):
         actions = ("prepare", "check") if CONTENDERS[name].make else ("check",)
@@ -196,7 +196,7 @@ def check(arguments: argparse.Namespace, corpus: Path) -> tuple[list[str], dict[
         else:
             names.append(name)
     if missing := {*baselines(arguments)} & {*left_out}:
-        sys.exit(f"there is nothing to compare with: {', '.join(missing)} failed")
+        sys.exit(f"there is no baseline: {', '.join(missing)} failed")
     return names, left_out
 
 
@@ -205,11 +205,11 @@ def baselines(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def ask(arguments: argparse.Namespace, action: str, name: str, corpus: Path, shape: Shape) -> dict[str, Any]:
-    """What peers.py answers in a process of its own."""
+    """Run measure_loader.py in a new process and return its answer."""
     contender = CONTENDERS[name]
     python = arguments.peers if contender.is_peer else sys.executable
-    # -I: else tokenize.py, beside peers.py, would be found where the standard library's is meant.
-    command = [python, "-I", HERE / "peers.py", action, name, corpus, *shape, arguments.seconds]
+    # Without -I, tokenize.py in the same folder would shadow the standard library's module.
+    command = [python, "-I", HERE / "measure_loader.py", action, name, corpus, *shape, arguments.seconds]
     environment = os.environ | QUIET | contender.environment
     answer: dict[str, Any]
     try:
@@ -222,12 +222,12 @@ def ask(arguments: argparse.Namespace, action: str, name: str, corpus: Path, sha
     except subprocess.TimeoutExpired as error:
         answer = {"failed": f"no answer in {error.timeout:.0f} s"}
     if "failed" in answer:
-        print(f"{name} is left out: {answer['failed']}", file=sys.stderr, flush=True)
+        print(f"{name} is skipped: {answer['failed']}", file=sys.stderr, flush=True)
     return answer
 
 
 def run_turns(arguments: argparse.Namespace, corpus: Path, names: list[str], left_out: dict[str, str]) -> Results:
-    """Measure everything once per turn; what fails on the way is left out from then on."""
+    """Measure every contender once per turn; skip a contender after its first failure."""
     results: Results = defaultdict(list)
     for turn in range(arguments.repeat):
         if not arguments.cold:
@@ -279,7 +279,7 @@ def render(arguments: argparse.Namespace, corpus: Path, results: Results, left_o
     for shape in arguments.shapes:
         lines += ["", f"## {shape}", "", *make_table(arguments, results, shape)]
     if left_out:
-        lines += ["", "## Left out", "", *(f"- {name}: {reason}" for name, reason in left_out.items())]
+        lines += ["", "## Skipped", "", *(f"- {name}: {reason}" for name, reason in left_out.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -289,9 +289,9 @@ def explain_hot() -> list[str]:
         "`ratio` is to the better `gather`: one fancy index per batch of one mapped file, through",
         "DataLoader with `__getitems__`; its second row has",
         f"`{' '.join(f'{name}={value}' for name, value in KEEP_MEMORY.items())}`.",
-        "Nobody has worker processes; threads of other libraries are as they come. Batches are int64 unless",
-        f"said. nanoGPT draws rows with replacement, tf.data shuffles through a buffer of {SHUFFLE_ROWS} rows,",
-        "and Megatron's indices were built before. `no C`: as installed where there is no compiler.",
+        "There are no worker processes; other libraries use their default threads. Batches are int64 unless",
+        f"noted. nanoGPT samples rows with replacement, tf.data shuffles through a buffer of {SHUFFLE_ROWS} rows,",
+        "and Megatron's indices were built before. `no C`: tokenmill as installed without a compiler.",
     ]
 
 
@@ -302,14 +302,14 @@ def explain_cold(corpus: Path) -> list[str]:
     return [
         "`read`: bytes from the disk for each byte of the tokens delivered.",
         "",
-        "All files are dropped from the page cache before each measurement. The clock runs from the opening",
-        f"on, until an eighth of the corpus is delivered at most. The kernel reads up to {read_ahead} around a",
-        "fault: a corpus that is small beside that is soon in memory, and then only the disk was measured.",
+        "All files are dropped from the page cache before each measurement. The clock starts when the data is",
+        f"opened and stops after an eighth of the corpus at most. The kernel reads up to {read_ahead} around a page",
+        "fault, so it soon caches all of a small corpus; the result is then the speed of the disk.",
     ]
 
 
 def make_table(arguments: argparse.Namespace, results: Results, shape: Shape) -> list[str]:
-    """Markdown that also lines up as plain text."""
+    """Format a Markdown table with aligned columns."""
     found = {name: answers for (name, other), answers in results.items() if other == shape}
     median = {
         name: {
@@ -338,7 +338,7 @@ def make_table(arguments: argparse.Namespace, results: Results, shape: Shape) ->
 
 
 def command(arguments: argparse.Namespace) -> str:
-    """What to type to measure it again; where things lie does not matter."""
+    """Return the command that repeats the measurement, without paths."""
     text = f"python benchmarks/load.py --tokens {arguments.tokens / 1e6:g}M --seconds {arguments.seconds:g}"
     text += f" --repeat {arguments.repeat} --shapes {' '.join(f'{rows}x{length}' for rows, length in arguments.shapes)}"
     if arguments.peers != sys.executable:

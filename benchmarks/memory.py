@@ -1,4 +1,4 @@
-"""Peak memory of a run with `--memory 1GB`, over input sizes: it must neither pass the bound nor grow.
+"""Measure the peak memory of runs with `--memory 1GB`: it must not exceed the bound, nor grow with the input.
 
     python benchmarks/memory.py --sizes 0.3 3
 
@@ -86,7 +86,7 @@ def measure(corpus: Path, out: Path, arguments: argparse.Namespace) -> tuple[int
         peak = max(peak, tree_memory(tree))
         time.sleep(0.05)
     if process.returncode:
-        sys.exit(f"tokenmill ended with exit code {process.returncode}")
+        sys.exit(f"tokenmill exited with code {process.returncode}")
     shutil.rmtree(out)
     return peak, time.monotonic() - started
 

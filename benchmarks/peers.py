@@ -1,24 +1,11 @@
-"""The contenders of load.py: each an endless stream of (inputs, targets), and one clock for all of them.
-
-    python -I benchmarks/peers.py measure litdata CORPUS 8 2048 2.0
-
-load.py starts this file in a fresh process for each measurement, with the interpreter of the contender: so tokenmill
-and its peers are imported only where they run. `-I` keeps benchmarks/tokenize.py from hiding the
-standard library's `tokenize`. The answer is the last line of stdout, as JSON.
-"""
+"""The contenders of load.py: loaders of tokenmill and of others, each an endless stream of (inputs, targets)."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
-import json
-import shutil
-import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +15,9 @@ import numpy.typing as npt
 Pairs = Iterator[tuple[Any, Any]]
 Tokens = npt.NDArray[np.uint16]
 
-WARM_UP_SECONDS = 0.3
-WARM_UP_BATCHES = 3
-COLD_FRACTION = 1 / 8
-"""A cold measurement ends when so much of the corpus was read: later rows would come out of memory."""
-SEARCH_TOKENS = 1 << 26
 IGNORED = -100
 SHUFFLE_ROWS = 1000
-"""The buffer that tf.data shuffles through."""
+"""The size of the shuffle buffer of tf.data."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +26,15 @@ class Contender:
 
     stream: Callable[[Path, int, int], Pairs]
     package: str = "torch"
-    """Its name in the report, with its version."""
+    """The package that the report names with its version."""
     imports: tuple[str, ...] = ("torch",)
     """Imported before the clock starts."""
     is_peer: bool = False
-    """Runs in the interpreter of `--peers`."""
+    """Whether it runs in the interpreter of `--peers`."""
     copies_slices: bool = True
-    """A row is a slice of the flat file, so that its values can be checked."""
+    """Whether a row is a slice of the flat file, so that its values can be checked."""
     is_masked: bool = False
-    """Targets do not cross documents."""
+    """Whether targets do not cross documents."""
     made: str = ""
     """The folder that `make` fills from the flat file, once."""
     make: Callable[[Path, Path, int], None] | None = None
@@ -60,7 +42,7 @@ class Contender:
 
 
 def read_flat(corpus: Path) -> Tokens:
-    """The corpus as one array. `asarray`, because indexing a `np.memmap` itself costs a few microseconds more."""
+    """Map the corpus as one array. `asarray`: indexing a `np.memmap` itself costs a few microseconds more."""
     return np.asarray(np.memmap(corpus / "flat.bin", np.uint16, mode="r"))
 
 
@@ -69,12 +51,12 @@ def forever(epoch: Any) -> Iterator[Any]:
 
 
 def split_rows(tokens: Any) -> tuple[Any, Any]:
-    """A block of L + 1 tokens of any type as inputs and targets that are int64 and contiguous."""
+    """Turn a block of L + 1 tokens of any type into contiguous int64 inputs and targets."""
     return tokens[:, :-1].long(), tokens[:, 1:].long()
 
 
 def gather(corpus: Path, rows: int, length: int) -> Pairs:
-    """One fancy index per batch through DataLoader: the baseline."""
+    """The baseline: one fancy index per batch, through DataLoader."""
     import torch
 
     data, columns = read_flat(corpus), np.arange(length + 1)
@@ -98,7 +80,7 @@ def gather(corpus: Path, rows: int, length: int) -> Pairs:
 
 
 def memmap_rows(corpus: Path, rows: int, length: int) -> Pairs:
-    """A loop over rows in random order: what a cold page cache is compared with."""
+    """The baseline for a cold page cache: a loop over rows in random order."""
     import torch
 
     data = read_flat(corpus)
@@ -129,7 +111,7 @@ def tokenmill_jax(corpus: Path, rows: int, length: int) -> Pairs:
 
 
 def tokenmill_masked(corpus: Path, rows: int, length: int) -> Pairs:
-    """Targets end at documents; everything an attention kernel needs is asked for."""
+    """Targets do not cross documents; batches have all that an attention kernel needs."""
     import tokenmill as tm
 
     loader = tm.load(corpus / "store", seq_len=length, batch_size=rows, framework="torch", document_mask=True)
@@ -152,7 +134,7 @@ def tokenmill_mixed(corpus: Path, rows: int, length: int) -> Pairs:
 
 
 def nanogpt(corpus: Path, rows: int, length: int) -> Pairs:
-    """nanoGPT's get_batch: rows start anywhere, drawn with replacement."""
+    """nanoGPT's get_batch: rows start at any token, sampled with replacement."""
     import torch
 
     data = np.memmap(corpus / "flat.bin", np.uint16, mode="r")
@@ -238,7 +220,7 @@ def grain(corpus: Path, rows: int, length: int) -> Pairs:
 
 
 def megatron(corpus: Path, rows: int, length: int) -> Pairs:
-    """GPTDataset, whose indices are on disk from the check before: the start of a job that goes on."""
+    """GPTDataset with the indices that the check before wrote, as in a resumed job."""
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from torch.utils.data import DataLoader
@@ -301,10 +283,10 @@ def ours(stream: Callable[[Path, int, int], Pairs], framework: str = "torch", **
 
 
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-"""Lets glibc keep large temporaries instead of giving them back to the kernel and faulting them in again."""
+"""Make glibc keep large temporaries; by default it returns them to the kernel and faults them in again."""
 
 NOT_COMPILED = {"TOKENMILL_COMPILED": "0"}
-"""The loader as it is where there was no compiler."""
+"""Use the loader as installed without a compiler."""
 
 CONTENDERS: dict[str, Contender] = {
     "gather": Contender(gather),
@@ -341,123 +323,3 @@ CONTENDERS: dict[str, Contender] = {
     ),
     "np.memmap, row by row": Contender(memmap_rows),
 }
-
-
-def prepare(contender: Contender, corpus: Path, length: int) -> None:
-    """Let a peer write the corpus in its own format."""
-    target = corpus / contender.made.format(length=length)
-    if contender.make is not None and not target.exists():
-        draft = target.with_name(target.name + ".tmp")
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir()
-        contender.make(corpus, draft, length)
-        draft.rename(target)
-
-
-def check(contender: Contender, corpus: Path, rows: int, length: int) -> None:
-    """Compare a few batches with the flat file. Its temporaries would change what malloc does: never time here."""
-    flat = read_flat(corpus)
-    for batch in itertools.islice(contender.stream(corpus, rows, length), 3):
-        x, y = (np.asarray(part) for part in batch)
-        if not x.shape == y.shape == (rows, length):
-            raise ValueError(f"a batch of {rows} rows of {length} tokens has the shapes {x.shape} and {y.shape}")
-        is_good = y[:, :-1] == x[:, 1:]
-        if contender.is_masked:
-            is_good |= y[:, :-1] == IGNORED
-        if not is_good.all():
-            raise ValueError(f"{np.count_nonzero(~is_good)} targets are not the next input")
-        for number in (0, rows // 2, rows - 1) if contender.copies_slices else ():
-            row = x[number] if contender.is_masked else np.append(x[number], y[number, -1:])
-            if not is_slice(row, flat):
-                raise ValueError(f"row {number} of a batch is nowhere in the corpus")
-
-
-def is_slice(row: npt.NDArray[Any], flat: Tokens) -> bool:
-    for first in range(0, len(flat) - len(row) + 1, SEARCH_TOKENS):
-        piece = flat[first : first + SEARCH_TOKENS + len(row) - 1]
-        starts = np.flatnonzero(piece[: len(piece) - len(row) + 1] == row[0])
-        for place in range(1, 8):
-            starts = starts[piece[starts + place] == row[place]]
-        if any(np.array_equal(piece[start : start + len(row)], row) for start in starts):
-            return True
-    return False
-
-
-def measure(contender: Contender, corpus: Path, rows: int, length: int, seconds: float, *, cold: bool) -> Any:
-    """Tokens per second, once warm; with `cold`, from the opening on and without reading anything twice."""
-    memory, disk = anonymous_bytes(), disk_bytes()
-    opened = time.perf_counter()
-    stream = contender.stream(corpus, rows, length)
-    inputs, _ = next(stream)
-    first = time.perf_counter() - opened
-    if cold:
-        most = int((corpus / "flat.bin").stat().st_size / 2 * COLD_FRACTION) // (rows * length)
-        count, elapsed = count_batches(stream, seconds, most=most)
-        count, elapsed = count + 1, elapsed + first
-    else:
-        count_batches(stream, WARM_UP_SECONDS, least=WARM_UP_BATCHES)
-        count, elapsed = count_batches(stream, seconds)
-    tokens = count * rows * length
-    return {
-        "speed": tokens / elapsed,
-        "first": first,
-        "memory": anonymous_bytes() - memory,
-        "read": (disk_bytes() - disk) / (2 * tokens),
-        "dtype": np.asarray(inputs).dtype.name,
-        "version": f"{contender.package} {find_version(contender)}",
-    }
-
-
-def find_version(contender: Contender) -> str:
-    """As the module says: TensorFlow is installed under several names."""
-    module = sys.modules[contender.imports[-1].split(".")[0]]
-    return str(getattr(module, "__version__", "")) or importlib.metadata.version(contender.package)
-
-
-def count_batches(stream: Pairs, seconds: float, *, least: int = 1, most: float = float("inf")) -> tuple[int, float]:
-    started = time.perf_counter()
-    for count, _ in enumerate(stream, 1):
-        elapsed = time.perf_counter() - started
-        if (count >= least and elapsed >= seconds) or count >= most:
-            return count, elapsed
-    raise ValueError("the stream of batches ended")
-
-
-def anonymous_bytes() -> int:
-    """Memory of this process that is not a file; pages of a mapped corpus would hide it."""
-    return read_counter("status", "RssAnon") << 10
-
-
-def disk_bytes() -> int:
-    """What this process has caused to be read from the disk."""
-    return read_counter("io", "read_bytes")
-
-
-def read_counter(file: str, key: str) -> int:
-    lines = Path(f"/proc/self/{file}").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
-
-
-def main() -> None:
-    action, name, folder, *numbers = sys.argv[1:]
-    contender, corpus, rows, length = CONTENDERS[name], Path(folder), int(numbers[0]), int(numbers[1])
-    answer: Any = {}
-    try:
-        for module in contender.imports:
-            import_module(module)
-    except ModuleNotFoundError as error:
-        answer = {"failed": f"{error.name} is not installed"}
-    else:
-        if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(1)
-        if action == "prepare":
-            prepare(contender, corpus, length)
-        elif action == "check":
-            check(contender, corpus, rows, length)
-        else:
-            answer = measure(contender, corpus, rows, length, float(numbers[2]), cold=action == "cold")
-    print("\n" + json.dumps(answer))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,9 @@
-"""What this machine tokenizes in an hour, and what 15 trillion tokens would take at that rate.
+"""Measure what this machine tokenizes in an hour, and extrapolate to 15 trillion tokens.
 
     python benchmarks/projection.py --text path/to/corpus --tokenizer path/to/gpt2 --save
 
-Measured: runs with every core, and one with a single worker, start-up taken off. The rest is arithmetic, with the
-prices and the machines that the flags name and the sizes of requests that the program has; everything that is assumed
-and not measured is marked so in the table.
+The program measures runs with all cores and one with a single worker, without start-up. The rest is arithmetic with the
+prices and machines that the flags give and tokenmill's request sizes. The table marks what is assumed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pathlib import Path
 
 from tokenmill.files import WHOLE_FINGERPRINT_BYTES
 from tokenmill.machine import usable_cores
-from tokenmill.pipeline.plan import LARGEST_TASK
+from tokenmill.pipeline.plan.tasks import LARGEST_TASK
 from tokenmill.remote.client import PART_BYTES
 from tokenmill.remote.paths import BLOCK_BYTES
 
@@ -34,26 +33,26 @@ HOUR = 3600
 FILES_PER_SHARD = 3
 """Tokens, index and table of documents; only the first is large."""
 CREATE_AND_COMPLETE = 2
-"""Requests of an upload in parts, beside the parts."""
+"""Requests of a multipart upload besides the parts."""
 LOOKS_PER_TASK = 2
-"""At the plan, so that a run that was overtaken publishes nothing."""
+"""Reads of the plan, so that a run that lost its store to another publishes nothing."""
 NAMES_PER_LIST = 1000
 SAMPLED_BYTES = 66 << 16
-"""What a fingerprint reads of a large file."""
+"""The bytes that a fingerprint reads of a large file."""
 GETS_PER_PREFIX, PUTS_PER_PREFIX = 5500, 3500
-"""A second, as S3 documents them."""
+"""Requests a second for each prefix, as S3 documents them."""
 SLOTS_BESIDE_WORKERS = 2
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Runs on this machine."""
+    """The runs on this machine."""
 
     cores: int
     runs: list[float]
-    """Seconds, with a worker for each core."""
+    """Seconds of each run with one worker per core."""
     alone: float | None
-    """Seconds with one worker."""
+    """Seconds of the run with one worker."""
     text_bytes: int
     num_tokens: int
     store_bytes: int
@@ -67,13 +66,13 @@ class Measured:
 
     @property
     def tokens_per_core_hour(self) -> float:
-        """What one core does in an hour."""
+        """Tokens that one core encodes in an hour."""
         return self.num_tokens / self.seconds / self.cores * HOUR
 
 
 @dataclass(frozen=True)
 class Projected:
-    """The same for many tokens."""
+    """The same figures for many tokens."""
 
     measured: Measured
     num_tokens: float
@@ -82,53 +81,53 @@ class Projected:
 
     @property
     def scale(self) -> float:
-        """How many times the corpus of the measurement."""
+        """Multiples of the measured corpus."""
         return self.num_tokens / self.measured.num_tokens
 
     @property
     def text_bytes(self) -> float:
-        """The inputs, uncompressed."""
+        """Bytes of the inputs, uncompressed."""
         return self.measured.text_bytes * self.scale
 
     def store_bytes(self, token_bytes: int) -> float:
-        """The store, with ids of two or four bytes."""
+        """Bytes of the store, with ids of two or four bytes."""
         return self.measured.store_bytes * self.scale + (token_bytes - self.measured.token_bytes) * self.num_tokens
 
     @property
     def core_hours(self) -> float:
-        """Of cores like those of this machine."""
+        """Hours on one core like those of this machine."""
         return self.num_tokens / self.measured.tokens_per_core_hour
 
     @property
     def tasks(self) -> float:
-        """Of the largest size; each is a shard."""
+        """Number of tasks of the largest size; each makes a shard."""
         return self.text_bytes / LARGEST_TASK
 
     def text_per_second(self, cores: int) -> float:
-        """What storage has to give."""
+        """Bytes a second that storage must deliver."""
         return self.text_bytes / (self.core_hours / cores * HOUR)
 
     @property
     def puts(self) -> float:
-        """Per task: its tokens in parts, its other files and its entry."""
+        """Write requests: for each task, its tokens in parts, its other files and its journal entry."""
         parts = math.ceil(self.num_tokens * self.measured.token_bytes / self.tasks / PART_BYTES)
         large = parts + CREATE_AND_COMPLETE if parts > 1 else 1
         return self.tasks * (large + FILES_PER_SHARD - 1 + 1)
 
     @property
     def gets(self) -> float:
-        """The text in blocks; what every rank looks at to begin; the entries, by the last rank."""
+        """Read requests: the text in blocks, the fingerprints by every rank, the journal entries by the last rank."""
         beginning = 2 * self.ranks * self.files
         return self.text_bytes / BLOCK_BYTES + beginning + self.tasks * (LOOKS_PER_TASK + 1)
 
     @property
     def lists(self) -> float:
-        """The journal, by every rank at its end; the store, twice by the last."""
+        """List requests: the journal by every rank at its end, the store twice by the last rank."""
         names = self.ranks * self.tasks + 2 * (FILES_PER_SHARD + 1) * self.tasks
         return names / NAMES_PER_LIST
 
     def scratch_bytes(self, workers: int) -> float:
-        """On a machine, for a store in a bucket: the files of a task for each worker, and decompressed text."""
+        """Scratch space of a machine for a store in a bucket: for each worker, a task's files and decompressed text."""
         stored = self.store_bytes(self.measured.token_bytes) / self.tasks
         return workers * stored + (workers + SLOTS_BESIDE_WORKERS) * LARGEST_TASK
 
@@ -142,7 +141,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, nargs="+", default=[64, 512, 4096])
     parser.add_argument("--ranks", type=int, default=64, help="assumed: processes that share the run")
     parser.add_argument("--files", type=int, default=60_000, help="assumed: inputs")
-    parser.add_argument("--core-hour", type=float, default=0.045, help="dollars, as large clouds ask for a core")
+    parser.add_argument("--core-hour", type=float, default=0.045, help="dollars for a core, as large clouds charge")
     parser.add_argument("--gb-month", type=float, default=0.023, help="dollars for a GB in an object store")
     parser.add_argument("--million-puts", type=float, default=5.0, help="dollars for a million writes or lists")
     parser.add_argument("--million-gets", type=float, default=0.4, help="dollars for a million reads")

@@ -1,10 +1,9 @@
-"""What a store in a bucket costs: requests per gigabyte, time to the first batch, tokens a second; beside a local one.
+"""Requests per gigabyte, time to the first batch and tokens a second of a store in a bucket, beside a local store.
 
     python benchmarks/remote.py --save
 
-The server is moto's on loopback (or the one that TOKENMILL_S3 names, with its keys in the environment) behind a proxy
-that counts requests and waits before each answer, as a network does. Every figure is of a fresh process; imports are
-not counted.
+The server is moto on loopback, or the one that TOKENMILL_S3 names, with its keys in the environment. A proxy in front
+of it counts requests and delays each answer, as a network does. Every measurement is of a new process, without imports.
 """
 
 # ruff: noqa: E402
@@ -14,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# In place of this folder, which has a tokenize.py like the standard library's.
+# This folder has a tokenize.py, which would hide that of the standard library.
 sys.path[0] = str(ROOT)
 
 import argparse
@@ -31,8 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.object_server import KEYS, FaultyProxy, make_bucket, serve_moto
-from tests.stores import seal_store
+from tests.support.object_server import KEYS, FaultyProxy, make_bucket, serve_moto
+from tests.support.stores import seal_store
 from tokenmill.remote import split_url
 from tokenmill.store.manifest import ShardInfo, SplitInfo
 from tokenmill.store.shard import ShardWriter
@@ -43,7 +42,7 @@ import json, sys, time
 import tokenmill as tm
 tm.open, tm.pack, tm.shuffle, tm.Loader, tm.load
 source, settings, count = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
-import tokenmill.store.remote
+import tokenmill.store.remote_store
 started = time.perf_counter()
 loader = iter(tm.load(source, **settings))
 next(loader)
@@ -62,7 +61,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4_000_000, help="tokens of a shard")
     parser.add_argument("--delay", type=float, default=0.03, help="seconds before every answer")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--only", default="", help="measure the lines that have this word in their title")
+    parser.add_argument("--only", default="", help="measure the cases that have this word in their title")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/remote.md")
     arguments = parser.parse_args()
     os.environ.update({**KEYS, **os.environ})
@@ -89,7 +88,7 @@ def _server() -> Iterator[str]:
 
 
 def make_store(folder: Path, num_shards: int, num_tokens: int) -> Path:
-    """Random ids in documents of 1,000."""
+    """Write a store of random ids in documents of 1,000."""
     rng = np.random.default_rng(0)
     shards: list[ShardInfo] = []
     for number in range(num_shards):
@@ -109,7 +108,7 @@ def make_store(folder: Path, num_shards: int, num_tokens: int) -> Path:
 
 
 def upload(store: Path, endpoint: str) -> str:
-    """Put a store into a bucket of its own."""
+    """Upload a store to a new bucket."""
     name = f"bench-{os.urandom(4).hex()}"
     make_bucket(endpoint, name)
     bucket, _ = split_url(f"s3://{name}")
@@ -119,7 +118,7 @@ def upload(store: Path, endpoint: str) -> str:
 
 
 def measure(arguments: Any, store: Path, url: str, proxy: FaultyProxy, folder: Path) -> list[str]:
-    """All figures as a page."""
+    """Measure all cases and write them as a page."""
     size = sum(path.stat().st_size for path in store.rglob("*.bin"))
     num_batches = size // 2 // SEQ_LEN // BATCH_SIZE // 2
     lines = [
@@ -128,9 +127,9 @@ def measure(arguments: Any, store: Path, url: str, proxy: FaultyProxy, folder: P
         f"{os.cpu_count()} cores, Python {platform.python_version()}, obstore {version('obstore')}. Command: "
         f"`python benchmarks/remote.py`. A store of {size / 1e6:.0f} MB in {arguments.shards} shards, batches of "
         f"{BATCH_SIZE} x {SEQ_LEN}; median of {arguments.repeat}.",
-        f"The server is on loopback; every answer comes {arguments.delay * 1000:.0f} ms after its request. GETs are "
-        "counted over half an epoch (over 300 batches by range), per GB of tokens that batches got. Speeds from the "
-        "bucket are those of the server, a program in Python on the same cores.",
+        f"The server is on loopback; every answer is delayed by {arguments.delay * 1000:.0f} ms. GETs are counted over "
+        "half an epoch (over 300 batches by range), per GB of tokens in batches. The server, a Python program on the "
+        "same cores, limits the speeds from the bucket.",
         "",
         "| | first batch, s | million tokens/s | GETs per GB | bytes fetched per byte used |",
         "|---|---|---|---|---|",
@@ -158,7 +157,7 @@ def measure(arguments: Any, store: Path, url: str, proxy: FaultyProxy, folder: P
             proxy.counts.clear()
             proxy.num_bytes = 0
             place = folder / (cache or f"cache-{len(lines)}-{number}")
-            # One request a row is as slow as the server; a few thousand are enough to count them.
+            # With one request a row the server is the limit; a few thousand are enough to count them.
             count = min(num_batches, 300) if "range, global" in title else num_batches
             first, speed = run(source, settings, count, place)
             used = count * BATCH_SIZE * SEQ_LEN * 2
@@ -171,13 +170,13 @@ def measure(arguments: Any, store: Path, url: str, proxy: FaultyProxy, folder: P
 def run(
     source: str, settings: dict[str, Any], num_batches: int, cache: Path, *, warm_up: bool = False
 ) -> tuple[float, float]:
-    """Seconds to the first batch, and tokens a second from then on, of a fresh process."""
-    told = {"seq_len": SEQ_LEN, "batch_size": BATCH_SIZE, **settings}
+    """The seconds to the first batch and the tokens a second after it, in a new process."""
+    load_settings = {"seq_len": SEQ_LEN, "batch_size": BATCH_SIZE, **settings}
     program = PROGRAM
     if warm_up:
         program = "import sys, tokenmill as tm; tm.open(sys.argv[1]).make_local(); print([0, 0])"
     done = subprocess.run(
-        [sys.executable, "-c", program, source, json.dumps(told), str(num_batches)],
+        [sys.executable, "-c", program, source, json.dumps(load_settings), str(num_batches)],
         env={**os.environ, "TOKENMILL_CACHE": str(cache)},
         capture_output=True,
         text=True,

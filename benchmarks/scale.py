@@ -1,9 +1,9 @@
-"""How soon the first batch comes: from a trillion tokens, and from ten million documents packed by best fit.
+"""Measure the time to the first batch: of a trillion tokens, and of ten million documents packed by best fit.
 
     python benchmarks/scale.py --save
 
-The store is made of sparse files, so it takes no disk; it is opened under `ulimit -n 1024`, in a fresh process, and
-what is measured starts after the imports.
+The store consists of sparse files, so it takes no disk space. A fresh process opens it under `ulimit -n 1024`; the
+clock starts after the imports.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ print(json.dumps([time.perf_counter() - started, resident() - before]))
 BEST_FIT = """
 import json, sys, time
 import numpy as np
-from tokenmill.dataset.packing import pack
+from tokenmill.dataset.pack import pack
 from tokenmill.store.documents import Documents
 from tokenmill.store.table import ShardTable
 lengths = np.clip(np.random.default_rng(0).lognormal(6.05, 1.0, 10_000_000), 1, 10**6).astype(np.int64)
@@ -88,13 +88,13 @@ def main() -> None:
 
 def make_store(folder: Path, num_shards: int) -> Path:
     sys.path.insert(0, str(ROOT))
-    from tests.stores import sparse_store
+    from tests.support.stores import sparse_store
 
     return sparse_store(folder, num_shards, TRILLION // num_shards)
 
 
 def repeat(count: int, program: str, argument: str) -> tuple[float, float]:
-    """Medians of the two numbers that a program prints."""
+    """Return the medians of the two numbers that a program prints."""
     found = []
     for _ in range(count):
         done = subprocess.run([sys.executable, "-c", program, argument], capture_output=True, text=True, check=True)

@@ -1,8 +1,8 @@
-"""How fast supervised data is tokenized by one worker, and what recording a chat template saves.
+"""Measure how fast one worker tokenizes supervised data, and what recording a chat template saves.
 
     python benchmarks/supervised.py --chat path/to/chat.jsonl.zst --tokenizer path/to/qwen3
 
-The records are repeated to `--mb` megabytes; start-up, the same command on a few records, is taken off.
+The program repeats the records up to `--mb` megabytes, and subtracts start-up: the same command on a few records.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def tokenize(path: Path, tokenizer: Path, out: Path) -> float:
 
 
 def render(tokenizer: Path, data: bytes) -> tuple[float, float]:
-    """Microseconds a conversation, rendered each time and repeated from recordings."""
+    """Return the microseconds per conversation, rendered each time and replayed from recordings."""
     loaded = load_tokenizer(str(tokenizer))
     chat = ChatTemplate(loaded.chat_template or "", loaded.named_tokens, loaded.special_tokens)
     talks = [record["messages"] for record in map(json.loads, data.splitlines()) if "messages" in record][:2000]

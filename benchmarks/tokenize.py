@@ -1,10 +1,10 @@
-"""How fast tokenmill turns text into a store, against the tools people use, in one run, as ratios.
+"""Compare how fast tokenmill and other tools tokenize a corpus.
 
     python benchmarks/tokenize.py --gb 3 --tokenizer path/to/gpt2 --grow path/to/grow
 
-Every contender runs in a fresh process on the same documents, in turns, `--repeat` times; the table
-has medians and the spread. "start-up" is the same command on a single document: imports,
-loading the tokenizer and, for tokenmill, the parity gate. Peers that are not installed are left out.
+The contenders take turns on the same documents, `--repeat` times, each time in a fresh process. The table has medians
+and the spread. "start-up" is the same command on a single document: imports, loading the tokenizer and, for tokenmill,
+the parity gate. The program skips peers that are not installed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main() -> None:
     small = work / "small"
     small.mkdir(exist_ok=True)
     (small / "one.jsonl").write_text(json.dumps({"text": "One document."}) + "\n")
-    # As pip leaves a package that it installs; one that is installed to be edited may have no bytecode.
+    # pip compiles the packages that it installs, but an editable install may have no bytecode.
     compileall.compile_dir(HERE.parent / "src", quiet=1)
     contenders = make_contenders(arguments, work, corpora, small)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -96,12 +96,12 @@ def parse() -> argparse.Namespace:
     shared = HERE.parent.parent / "shared" / "data"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, default=3.0)
-    parser.add_argument("--grow", default=str(shared / "grow"), help="program that makes a corpus")
+    parser.add_argument("--grow", default=str(shared / "grow"), help="program that generates a corpus")
     parser.add_argument("--mix", default="en")
     parser.add_argument("--tokenizer", default=str(shared / "tokenizers" / "gpt2"))
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--hf-mb", type=int, default=100, help="how much of the corpus the slow peers get")
-    parser.add_argument("--work", help="folder for corpora that is kept")
+    parser.add_argument("--hf-mb", type=int, default=100, help="size of the corpus for slow peers")
+    parser.add_argument("--work", help="folder in which corpora are kept")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/tokenize.md")
     return parser.parse_args()
 
@@ -180,7 +180,7 @@ def render(arguments: argparse.Namespace, corpora: dict[str, Path], seconds: dic
 
 
 def command(arguments: argparse.Namespace) -> str:
-    """What to type to measure it again; where corpora lie does not matter."""
+    """Return the command that repeats the measurement, without paths."""
     return f"python benchmarks/tokenize.py --gb {arguments.gb:g} --repeat {arguments.repeat} --hf-mb {arguments.hf_mb}"
 
 

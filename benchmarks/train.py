@@ -2,9 +2,9 @@
 
     python benchmarks/train.py --save
 
-Each way trains `examples/train_torch.py`'s model in a process of its own, with batches of the same size: tokenizing one
-sample after the other inside the loop, a batch of samples inside the loop, with `tokenmill.stream`, and
-from a store. The text is `../shared/data` repeated, or what the demo finds on this machine.
+Each way trains the model of `examples/train_torch.py` in a process of its own, with batches of the same size: it
+tokenizes one sample after the other inside the loop, a batch of samples inside the loop, with `tokenmill.stream`, or
+reads a store. The text is `../shared/data` repeated, or what the demo finds on this machine.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def find_data(arguments: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
-    """Text and a tokenizer: as told, or the shared ones, or those of the demo."""
+    """Find text and a tokenizer: those of the flags, the shared ones, or those of the demo."""
     if arguments.text and arguments.tokenizer:
         return arguments.text, arguments.tokenizer
     if SHARED.is_dir():
@@ -75,7 +75,7 @@ def find_data(arguments: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
 
 
 def run(way: str, text: Path, tokenizer: Path, steps: int, work: Path) -> dict[str, Any]:
-    """One way in a process of its own."""
+    """Run one way in a process of its own."""
     work.mkdir()
     flags = ["--way", way, "--text", text, "--tokenizer", tokenizer, "--steps", steps, "--work", work]
     command = [sys.executable, str(HERE / "train.py"), *map(str, flags)]
@@ -84,33 +84,31 @@ def run(way: str, text: Path, tokenizer: Path, steps: int, work: Path) -> dict[s
 
 
 def train(way: str, text: Path, tokenizer: Path, work: Path, steps: int) -> dict[str, Any]:
-    """Train the tiny model for some steps; gives the speed, the table and the share of each part."""
+    """Train the tiny model for some steps; return the speed, the table and the share of each part."""
     import torch
     import train_torch
+    from tokenizers import Tokenizer
 
-    from tokenmill.clock import StepClock
-    from tokenmill.engines import load_tokenizer
+    import tokenmill as tm
 
     # One thread: the other cores are for tokenizing, as on a machine whose device is elsewhere.
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    config = train_torch.dataclasses.replace(
-        train_torch.CONFIGS["tiny"], vocab_size=load_tokenizer(str(tokenizer)).vocab_size
-    )
-    machine = train_torch.Machine(torch.device("cpu"))
-    model = train_torch.GPT(config)
+    flags = train_torch.parse_flags(["--data", str(text), "--config", "tiny", "--device", "cpu"])
+    source = make_source(way, text, tokenizer, work, flags)
+    vocab_size = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).get_vocab_size()
+    model = train_torch.GPT(flags.num_layers, flags.num_heads, flags.width, vocab_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    source = make_source(way, text, tokenizer, work, config)
-    clock = StepClock(every=steps, tokens_per_step=config.batch_size * config.seq_len)
+    clock = tm.StepClock(every=steps, tokens_per_step=flags.batch_size * flags.seq_len)
     for batch in clock.data(source):
-        train_torch.train_step(model, optimizer, [batch], machine, clock)
+        train_torch.train_step(model, optimizer, [batch], clock)
         if clock.end_step():
             break
     return {"speed": clock.tokens_per_second(), "shares": clock.shares(), "table": clock.table()}
 
 
 def make_source(way: str, text: Path, tokenizer: Path, work: Path, config: Any) -> Any:
-    """Where batches come from."""
+    """Make the source of batches."""
     import tokenmill as tm
 
     settings = {"seq_len": config.seq_len, "batch_size": config.batch_size, "framework": "torch"}
@@ -123,7 +121,7 @@ def make_source(way: str, text: Path, tokenizer: Path, work: Path, config: Any) 
 
 
 class TokenizesInTheLoop:
-    """What people write first: every sample is read, tokenized, cut to the length of a row and stacked."""
+    """The usual first attempt: read each sample, tokenize it, cut it to the length of a row, and stack."""
 
     bottleneck = "tokenizing; run `tokenmill tokenize` first"
 
@@ -167,7 +165,7 @@ class _Batch:
 
 
 def render(runs: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
-    """A table of the four ways, and the step table of the run in the middle for each."""
+    """Render a table of the four ways, and the step table of the median run of each."""
     fastest = statistics.median(run["store"]["speed"] for run in runs)
     lines = ["| batches come from | tokens/s | of a store's | waits for data |", "|---|---|---|---|"]
     tables = []

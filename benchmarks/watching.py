@@ -1,18 +1,18 @@
-"""What estimates are worth, what watching a run costs, and what a report of a large store takes.
+"""Measure the error of estimates, the cost of watching a run, and the cost of a report of a large store.
 
     python benchmarks/watching.py --save
     python benchmarks/watching.py --parts monitor --gb 0.3 --repeat 3
 
-Estimates are made from two hundredths of each corpus and compared with whole runs. Watched and unwatched runs take
-turns, each with a terminal of its own, and are timed from their first task to their last. The store of the report is
-made of `--tokens` tokens of grown text.
+Estimates from 2% of each corpus are compared with whole runs. Watched and unwatched runs take turns, each with its own
+terminal, and are timed from the first task to the last. The store of the report has `--tokens` tokens of generated
+text.
 """
 
 from __future__ import annotations
 
 import sys
 
-# This folder goes last: tokenize.py must not stand in for the standard library's module of that name.
+# This folder goes last, so that tokenize.py does not shadow the standard library's module of that name.
 sys.path.append(sys.path.pop(0))
 
 import argparse
@@ -31,9 +31,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from tokenmill.bench.figures import Figure, differ
-from tokenmill.bench.reporting import Machine
 from tokenmill.machine import tree_memory, usable_cores
+from tokenmill.tools.bench.bench_report import MachineInfo
+from tokenmill.tools.bench.measurement import Measurement, differ
 
 HERE = Path(__file__).resolve().parent
 SHARED = HERE.parent.parent / "shared" / "data"
@@ -46,10 +46,10 @@ CORPORA: dict[str, list[str]] = {
 }
 SHARE = 0.02
 BYTES_PER_TOKEN = 2.78
-"""Of what `grow --mix all` makes, with GPT-2."""
+"""With GPT-2, of the text that `grow --mix all` generates."""
 LOOK_SECONDS = 0.05
 UP_SECONDS = 2.0
-"""After this a run has begun its tasks, and a second terminal shows them."""
+"""After this time a run has started its tasks, and a second terminal shows them."""
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
         "report": measure_report,
     }
     command = " ".join(["python benchmarks/watching.py", *sys.argv[1:]])
-    lines = ["# Watching: measured", "", f"{Machine.here().line()}.", f"Command: `{command}`."]
+    lines = ["# Watching: measured", "", f"{MachineInfo.here().line()}.", f"Command: `{command}`."]
     for part in arguments.parts:
         if part != "estimate" and not (arguments.data / "grow").exists():
             lines += ["", f"`{part}` was not measured: it needs text that `grow` makes, and `--data` has none."]
@@ -95,7 +95,7 @@ def parse_count(text: str) -> int:
 
 
 def measure_estimates(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    """The error of every estimate, and whether the truth is in its interval."""
+    """Measure the error of every estimate, and whether the truth is in its interval."""
     lines = [
         f"## Estimates from {SHARE:.0%} of the text",
         "",
@@ -116,10 +116,10 @@ def measure_estimates(arguments: argparse.Namespace, folder: Path) -> list[str]:
             errors.append(abs(error))
             progress(lines[-1])
     if errors:
-        lines += ["", f"The largest error is {max(errors):.2%}; 5% is what may be."]
+        lines += ["", f"The largest error is {max(errors):.2%}; the limit is 5%."]
     missing = [name for name in CORPORA if not (arguments.data / f"{name}.jsonl.zst").exists()]
     if missing:
-        lines += ["", f"Not there, and so not estimated: {', '.join(missing)}."]
+        lines += ["", f"Missing, and so not estimated: {', '.join(missing)}."]
     return lines
 
 
@@ -154,7 +154,7 @@ def compare_estimate(path: Path, flags: list[str], out: Path) -> tuple[str, floa
 
 
 def measure_watching(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    """Runs in turns: nobody looks, a bar, --monitor, and all of it with a second terminal."""
+    """Take turns: no display, a bar, --monitor, and each of them with a second terminal."""
     corpus = grow(arguments, folder, arguments.gb)
     tokenizer = str(arguments.data / "tokenizers" / "gpt2")
     command = [TOKENMILL, "tokenize", str(corpus), "-o", str(folder / "out"), "--tokenizer", tokenizer]
@@ -167,7 +167,7 @@ def measure_watching(arguments: argparse.Namespace, folder: Path) -> list[str]:
     runs: dict[str, list[Run]] = {name: [] for name in ways}
     run_watched([*command, "--quiet"], folder / "out", watched=False)
     for turn in range(arguments.repeat):
-        # The order changes from turn to turn: whoever comes behind another finds a warmer or a busier machine.
+        # The order changes from turn to turn, because a run changes the state of the machine for the next one.
         names = list(ways)[turn % len(ways) :] + list(ways)[: turn % len(ways)]
         for name in names:
             flags, watched = ways[name]
@@ -180,7 +180,7 @@ def measure_watching(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 
 class Run(NamedTuple):
-    """How fast a run was, and what share of the machine's cores the processes took that only look at it."""
+    """The speed of a run, and the share of all cores that the watching processes took."""
 
     speed: float
     share: float
@@ -188,7 +188,7 @@ class Run(NamedTuple):
 
 def render_watching(arguments: argparse.Namespace, runs: dict[str, list[Run]]) -> list[str]:
     quiet = [run.speed for run in runs["--quiet"]]
-    unwatched = Figure.of([run.share for run in runs["--quiet"]]).median
+    unwatched = Measurement.of([run.share for run in runs["--quiet"]]).median
     lines = [
         "## What watching costs",
         "",
@@ -197,16 +197,16 @@ def render_watching(arguments: argparse.Namespace, runs: dict[str, list[Run]]) -
         "MB/s of text from the first task to the last. Loss: to the `--quiet` run of the same turn, by the clock, "
         "which a noisy machine blurs.",
         "CPU: what the run's first process and the second terminal's take of all cores once they are up, and how much "
-        "more that is than without a watcher: workers keep every core busy, so this is what they lose.",
+        "more that is than without a watcher. Workers keep every core busy, so they lose this much.",
         "",
         "| watched by | MB/s | spread | loss | spread | | CPU | more |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, measured in runs.items():
         speeds = [run.speed for run in measured]
-        figure, share = Figure.of(speeds), Figure.of([run.share for run in measured]).median
-        losses = Figure.of([1 - speed / other for speed, other in zip(speeds, quiet, strict=True)])
-        verdict = "" if name == "--quiet" else judge(figure, Figure.of(quiet))
+        figure, share = Measurement.of(speeds), Measurement.of([run.share for run in measured]).median
+        losses = Measurement.of([1 - speed / other for speed, other in zip(speeds, quiet, strict=True)])
+        verdict = "" if name == "--quiet" else judge(figure, Measurement.of(quiet))
         lines.append(
             f"| {name} | {figure.median:.1f} | {figure.low:.1f}-{figure.high:.1f} | {losses.median:.1%} | "
             f"{losses.low:.1%} to {losses.high:.1%} | {verdict} | {share:.2%} | {share - unwatched:.2%} |"
@@ -214,7 +214,7 @@ def render_watching(arguments: argparse.Namespace, runs: dict[str, list[Run]]) -
     return lines
 
 
-def judge(watched: Figure, quiet: Figure) -> str:
+def judge(watched: Measurement, quiet: Measurement) -> str:
     if len(quiet.runs) < 2:
         return "measured once"
     if not differ(watched, quiet):
@@ -223,7 +223,7 @@ def judge(watched: Figure, quiet: Figure) -> str:
 
 
 def run_watched(command: list[str], out: Path, *, watched: bool) -> Run:
-    """One run; with `watched`, another terminal looks at it all the time."""
+    """Run once; with `watched`, a second terminal shows `status --watch` all the time."""
     with ExitStack() as stack:
         process = stack.enter_context(in_terminal(command))
         watchers = [psutil.Process(process.pid)]
@@ -233,14 +233,14 @@ def run_watched(command: list[str], out: Path, *, watched: bool) -> Run:
             watchers.append(psutil.Process(watcher.pid))
         share = measure_share(watchers, process)
         if process.wait():
-            sys.exit(f"{' '.join(command)} ended with exit code {process.returncode}")
+            sys.exit(f"{' '.join(command)} exited with code {process.returncode}")
     last: dict[str, Any] = json.loads((out / "run.json").read_bytes())["attempts"][-1]["last"]
     shutil.rmtree(out)
     return Run(last["num_text_bytes"] / last["seconds"] / 1e6, share)
 
 
 def measure_share(watchers: list[psutil.Process], process: subprocess.Popen[bytes]) -> float:
-    """The share of all cores that some processes take, from when they are up until the run ends."""
+    """Measure the share of all cores that some processes take, from their start until the run ends."""
     time.sleep(UP_SECONDS)
     seen: list[tuple[float, float]] = []
     while process.poll() is None:
@@ -254,7 +254,7 @@ def measure_share(watchers: list[psutil.Process], process: subprocess.Popen[byte
 
 @contextmanager
 def in_terminal(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that believes in its terminal, which is read as fast as it is written."""
+    """Start a process in a pseudo-terminal, and read its output as fast as it writes."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "40"}
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
@@ -274,7 +274,7 @@ def drain(terminal: int) -> None:
         while os.read(terminal, 1 << 16):
             pass
     except OSError:
-        # A terminal whose last user has gone says so with an error.
+        # Reading a terminal after its last user has exited raises an error.
         return
 
 
@@ -284,7 +284,7 @@ def wait_for(happened: Callable[[], bool]) -> None:
 
 
 def measure_report(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    """Time and peak memory of `report`, on a store of so many tokens."""
+    """Measure the time and peak memory of `report` on a store of `--tokens` tokens."""
     corpus = grow(arguments, folder, 1.03 * arguments.tokens * BYTES_PER_TOKEN / 1e9)
     store = folder / "store"
     tokenizer = str(arguments.data / "tokenizers" / "gpt2")
@@ -316,7 +316,7 @@ def measure_report(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def weigh(command: list[str]) -> tuple[float, int]:
-    """Seconds and peak memory of a command."""
+    """Run a command and return its seconds and peak memory."""
     started, peak = time.perf_counter(), 0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     tree = psutil.Process(process.pid)
@@ -324,7 +324,7 @@ def weigh(command: list[str]) -> tuple[float, int]:
         peak = max(peak, tree_memory(tree))
         time.sleep(LOOK_SECONDS)
     if process.returncode:
-        sys.exit(f"{' '.join(command)} ended with exit code {process.returncode}")
+        sys.exit(f"{' '.join(command)} exited with code {process.returncode}")
     return time.perf_counter() - started, peak
 
 

@@ -2,10 +2,10 @@
 
     python scripts/fuzz_engines.py ../shared/data/tokenizers/* --corpus ../shared/data/*.jsonl.zst
 
-The engine is loaded as tokenmill loads it, and documents that its filter hands to the reference are
-left out of the comparison. Strings are random Unicode, awkward fragments, pieces of the vocabulary,
-mutated text and special-token strings. Prints a tally per tokenizer; exits 1 on any mismatch, or when
-the filter misses a document. Tokenizers that are not eligible are named and skipped.
+The script loads the engine as tokenmill does, and does not compare documents that its filter sends to the reference.
+Strings are random Unicode, difficult fragments, pieces of the vocabulary, mutated text and special-token strings. It
+prints one line per tokenizer, and exits with 1 on any mismatch or if the filter misses a document. Tokenizers that are
+not eligible are named and skipped.
 """
 
 from __future__ import annotations
@@ -29,67 +29,23 @@ import zstandard
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
-from tokenmill.batch import PackedTexts
-from tokenmill.engines.awkward import awkward_strings
-from tokenmill.engines.disputes import DisputeFilter
-from tokenmill.engines.eligibility import disputed_ranges_of, engine_config, model_config, refuses, refuses_model
+from tokenmill.engines._disputes import DisputeFilter
+from tokenmill.engines._eligibility import disputed_ranges_of, engine_config, refuses
+from tokenmill.engines._piece_models import model_config, refuses_model
+from tokenmill.engines.huggingface import open_library
+from tokenmill.engines.probe_strings import make_probe_strings
 from tokenmill.readers.base import ReadOptions
 from tokenmill.readers.jsonl import JsonlReader
+from tokenmill.text_batch import PackedTexts
 
 BATCH = 2000
 FRAGMENTS = [
-    *("'s", "'S", "'ll", "'LL", "'re", "'Ve", "'t", "  ", "   ", "\n", "\r\n", "\n\n", "\t", " ", "a", " the", "The"),
-    *(
-        "1",
-        "123",
-        "1234",
-        "!",
-        "...",
-        "?!",
-        "-",
-        "/",
-        "\u0301",
-        "\u0308",
-        "\u0323",
-        "\u200d",
-        "\ufeff",
-        "\x00",
-        "\u00a0",
-    ),
-    *(
-        "\u2003",
-        "\u3000",
-        "\u2028",
-        "\x85",
-        "\u2581",
-        "\u2581\u2581",
-        "<s>",
-        "</s>",
-        "<unk>",
-        "<|endoftext|>",
-        "<0x0A>",
-    ),
-    *(
-        "\u00e9",
-        "e\u0301",
-        "\u017f",
-        "\u212a",
-        "\u0130",
-        "\u00df",
-        "\u4e2d\u6587",
-        "\u30ab",
-        "\ud55c\uad6d",
-        "\u1112\u1161\u11ab",
-    ),
-    *(
-        "\U0001f600",
-        "\U0001f469\u200d\U0001f467",
-        "\U0001f1e9\U0001f1ea",
-        "x" * 40,
-        "ab" * 30,
-        "\u0915\u094d\u0937",
-        "\u05e9\u05dc",
-    ),
+    *("'s", "'S", "'ll", "'LL", "'re", "'Ve", "'t", "  ", "   ", "\n", "\r\n", "\n\n", "\t", " ", "a", " the"),
+    *("The", "1", "123", "1234", "!", "...", "?!", "-", "/", "\u0301", "\u0308", "\u0323", "\u200d", "\ufeff"),
+    *("\x00", "\u00a0", "\u2003", "\u3000", "\u2028", "\x85", "\u2581", "\u2581\u2581", "<s>", "</s>", "<unk>"),
+    *("<|endoftext|>", "<0x0A>", "\u00e9", "e\u0301", "\u017f", "\u212a", "\u0130", "\u00df", "\u4e2d\u6587"),
+    *("\u30ab", "\ud55c\uad6d", "\u1112\u1161\u11ab", "\U0001f600", "\U0001f469\u200d\U0001f467"),
+    *("\U0001f1e9\U0001f1ea", "x" * 40, "ab" * 30, "\u0915\u094d\u0937", "\u05e9\u05dc"),
 ]
 CHARACTERS = [chr(c) for c in range(0x34000) if not 0xD800 <= c < 0xE000]
 ASSIGNED = [c for c in CHARACTERS if unicodedata.category(c) not in ("Cn", "Co")]
@@ -108,13 +64,13 @@ class Side:
 
     @cached_property
     def takes_packed(self) -> bool:
-        """Whether the engine reads texts in one buffer."""
+        """Whether the engine reads packed texts."""
         return takes_packed(self.engine)
 
 
 @dataclass
 class Tally:
-    """What came of the comparison."""
+    """Counts of a comparison, and the texts that went wrong."""
 
     num_texts: int = 0
     num_bytes: int = 0
@@ -126,7 +82,7 @@ class Tally:
 
 
 def load(path: Path, *, parse_special: bool) -> Side | str:
-    """Both sides of the tokenizer at `path`, or why the engine may not be used for it."""
+    """Load the tokenizer at `path` into both libraries, or say why the engine may not be used for it."""
     if path.is_dir():
         names = ("tokenizer.json", "tokenizer.json.zst", "tokenizer.model")
         path = next(path / name for name in names if (path / name).exists())
@@ -137,15 +93,10 @@ def load(path: Path, *, parse_special: bool) -> Side | str:
 
 
 def load_json(data: bytes, *, parse_special: bool) -> Side | str:
-    import tokenizers
-
     config = json.loads(data)
     if reason := refuses(config, parse_special=parse_special):
         return reason
-    reference = tokenizers.Tokenizer.from_str(data.decode())
-    reference.no_truncation()
-    reference.no_padding()
-    reference.encode_special_tokens = not parse_special
+    reference = open_library(data, "parse" if parse_special else "as-text")
     engine = gigatoken.Tokenizer.from_json(json.dumps(engine_config(config, parse_special=parse_special)))
     specials = [token["content"] for token in config["added_tokens"]]
 
@@ -167,7 +118,7 @@ def load_model(data: bytes) -> Side | str:
 
 
 def compare(side: Side, texts: list[str], tally: Tally) -> None:
-    """Encode a batch on both sides and add what comes of it to the tally."""
+    """Encode a batch with both libraries and add the result to the tally."""
     encoded = side.engine.encode_batch(texts, parallel=False)
     ids, offsets = np.asarray(encoded.layout.content.data), np.asarray(encoded.layout.offsets.data)
     flagged = set(side.disputes.flag(ids, offsets).tolist())
@@ -187,7 +138,7 @@ def compare(side: Side, texts: list[str], tally: Tally) -> None:
 
 
 def same_when_packed(side: Side, texts: list[str], ids: np.ndarray[Any, Any]) -> bool:
-    """Whether texts get the same ids out of JSON lines, in one buffer, as workers read them."""
+    """Whether texts that are read from JSON lines into one buffer, as in workers, get the same ids."""
     if not side.takes_packed:
         return True
     lines = b"".join(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" for text in texts if text)
@@ -203,7 +154,7 @@ def same_when_packed(side: Side, texts: list[str], ids: np.ndarray[Any, Any]) ->
 
 
 def takes_packed(engine: Any) -> bool:
-    """Not with byte fallback, which needs a separator that is a character."""
+    """Whether the engine reads packed texts; with byte fallback it requires a separator that is a character."""
     try:
         engine.encode_batch(gigatoken.BytesSource(b"a", PackedTexts.SEPARATOR), parallel=False)
     except ValueError:
@@ -212,7 +163,7 @@ def takes_packed(engine: Any) -> bool:
 
 
 class Strings:
-    """An endless supply of random strings."""
+    """Generates random strings without end."""
 
     def __init__(self, side: Side, texts: list[str], seed: int) -> None:
         self._random = random.Random(seed)
@@ -258,7 +209,7 @@ class Strings:
         return self._random.choice([token, token, token[: self._random.randrange(len(token) + 1)], token[1:]])
 
     def _vocabulary(self) -> str:
-        """Pieces side by side and in runs, where merges compete."""
+        """Join pieces of the vocabulary, also in runs, so that merges compete."""
         left, right = self._random.choices(self._pieces, k=2)
         kinds = [left + right, left * self._random.randrange(1, 9) + right, (left + right) * 3]
         return kinds[self._random.randrange(3)]
@@ -283,16 +234,16 @@ def read_corpora(paths: list[Path]) -> list[str]:
 
 
 def fuzz(path: Path, corpus: list[str], arguments: argparse.Namespace) -> bool:
-    """Run one tokenizer and print a line; whether nothing was found."""
+    """Compare one tokenizer and print a line; return whether everything agrees."""
     start = time.perf_counter()
     side = load(path, parse_special=arguments.parse_special)
     if isinstance(side, str):
         print(f"{path.name:16} not eligible: {side}", flush=True)
         return True
     tally = Tally()
-    awkward = awkward_strings(side.specials)
-    strings = Strings(side, corpus or awkward, arguments.seed)
-    texts = [*awkward, *corpus, *(next(strings) for _ in range(arguments.strings))]
+    probes = make_probe_strings(side.specials)
+    strings = Strings(side, corpus or probes, arguments.seed)
+    texts = [*probes, *corpus, *(next(strings) for _ in range(arguments.strings))]
     for i in range(0, len(texts), BATCH):
         compare(side, texts[i : i + BATCH], tally)
     seconds = time.perf_counter() - start

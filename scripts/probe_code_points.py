@@ -2,10 +2,10 @@
 
     python scripts/probe_code_points.py             # about three minutes; run it again when a library changes
 
-Every code point goes, in several contexts, through a tiny byte-level tokenizer around each split
-pattern that is in use. Its merges join bytes across the places where a boundary may be, so the ids of
-both sides are equal exactly when all boundaries are. For NFC the normalized text itself is compared:
-each code point next to marks of known class, and all pairs that could compose.
+A tiny byte-level tokenizer for each supported split pattern encodes every code point in several contexts. Its merges
+join bytes across the places where a boundary may be, so the ids of both libraries are equal exactly if all boundaries
+are. For NFC the script compares the normalized text: each code point next to marks of known class, and all pairs that
+could compose.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ import tokenizers
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
-from tokenmill.engines.disputes import merge_ranges
-from tokenmill.engines.eligibility import SCHEMES, byte_alphabet
+from tokenmill.engines._disputes import merge_ranges
+from tokenmill.engines._eligibility import SCHEMES
+from tokenmill.engines.decoder import byte_alphabet
 
 OUTPUT = Path(__file__).parent.parent / "src/tokenmill/engines/disputes.json"
 Encode = Callable[[list[str]], list[list[int]]]
 
 
 class Pair(NamedTuple):
-    """The two sides of a comparison."""
+    """The two libraries of a comparison."""
 
     reference: Encode
     engine: Encode
 
 
-# Between them these tell apart all classes that any of the patterns knows: upper and lower case,
-# caseless letters, marks, numbers, white space, punctuation and symbols, and the rest. Lower case
-# and caseless differ only before capitals, white space and the unassigned only between spaces.
+# Together these distinguish all classes of the patterns: upper and lower case, caseless letters, marks, numbers, white
+# space, punctuation and symbols, and the rest. Lower case and caseless letters differ only before capitals, white space
+# and unassigned code points only between spaces.
 TELLING = ["a{}A", "1{}1", "!!{}!", " {}a", "{}Aa", " {} a"]
-# Further contexts for the assigned characters of all scripts: contractions in either case (some
-# characters fold to s or t), line ends, marks, digits, CJK, doubled.
+# More contexts for the assigned characters of all scripts: contractions in either case (some characters fold to s or
+# t), line ends, marks, digits, CJK, doubled characters.
 CONTEXTS = [
     *("{}a", "{}{}a", " {}{} ", " {}", "  {}  a", "1{}", "12{}34", "{}1", "!{}a", "({})", "\n{}\n", "\r\n{}a", "\t{}"),
     *("a'{}", "'{}'s", "{}'s", "{}'S", "'{}", "'{}l", "'l{}", "'{}e", "'r{}", "'v{}", "'R{}", "'{}E", "'{}{}", " '{}s"),
@@ -58,20 +59,20 @@ CONTEXTS = [
 ]
 PROBED_BYTES = sorted(set(map(ord, "".join(TELLING + CONTEXTS).replace("{}", ""))) & set(range(128)))
 ALL = [code_point for code_point in range(0x80, 0x110000) if not 0xD800 <= code_point < 0xE000]
-# Nothing is or will soon be assigned in planes 4 to 13; 15 and 16 are private.
+# Unicode has assigned nothing in planes 4 to 13 and has no plans to; 15 and 16 are private.
 NEAR = [code_point for code_point in ALL if code_point < 0x40000 or 0xE0000 <= code_point < 0xF0000]
 REMOTE = sorted(set(ALL) - set(NEAR))
 
 
 def is_written(code_point: int) -> bool:
-    """Assigned, and not one of the two large scripts whose characters are all alike."""
+    """Whether a code point is assigned and not of CJK or Hangul, whose characters are all alike."""
     big = (0x3400, 0x9FFF), (0xAC00, 0xD7A3), (0x20000, 0x3FFFF)
     inside = any(first < code_point < last for first, last in big)
     return unicodedata.category(chr(code_point)) not in ("Cn", "Co", "Cs") and not inside
 
 
 def probe_config(pre_tokenizer: Any, normalizer: Any = None, *, merging: bool = True) -> dict[str, Any]:
-    """A byte-level tokenizer whose merges join the last and first bytes of neighbouring characters."""
+    """Configure a byte-level tokenizer whose merges join the last and first bytes of adjacent characters."""
     stand_in = {byte: character for character, byte in byte_alphabet().items()}
     vocab = {stand_in[byte]: byte for byte in range(256)}
     leading, following = range(0xC2, 0xF5), range(0x80, 0xC0)
@@ -108,7 +109,7 @@ def huggingface_pair(config: dict[str, Any]) -> Pair:
 
 
 def tiktoken_pairs() -> Iterator[tuple[str, Pair]]:
-    """The patterns of OpenAI's encodings, around the same tiny vocabulary (nothing is downloaded)."""
+    """Load the patterns of OpenAI's encodings with the same tiny vocabulary; nothing is downloaded."""
     import tiktoken
     import tiktoken_ext.openai_public as public
 
@@ -127,9 +128,9 @@ def tiktoken_pairs() -> Iterator[tuple[str, Pair]]:
 
 
 def disagreements(pair: Pair, code_points: list[int], contexts: Iterable[str]) -> set[int]:
-    """Code points on which the sides differ in some context.
+    """Return the code points on which the libraries differ in some context.
 
-    512 probes share a text, one per line; only where the texts differ is each probe looked at alone.
+    512 probes share a text, one per line. If the ids of the text differ, each of its probes is compared alone.
     """
     found = set()
     for context, start in itertools.product(contexts, range(0, len(code_points), 512 * 64)):
@@ -143,7 +144,7 @@ def disagreements(pair: Pair, code_points: list[int], contexts: Iterable[str]) -
 
 
 def class_disputes() -> tuple[set[int], set[int]]:
-    """What the patterns that only know letters and numbers dispute, and what any pattern does."""
+    """Return the disputes of patterns that only distinguish letters and numbers, and those of any pattern."""
     pairs = [("bare ByteLevel", huggingface_pair(probe_config(byte_level(splits=True))), "")]
     for name, patterns in SCHEMES.items():
         pairs.append((name, huggingface_pair(probe_config(pre_tokenizer_of(patterns))), "".join(patterns)))
@@ -164,13 +165,13 @@ def class_disputes() -> tuple[set[int], set[int]]:
 
 
 def nfc_disputes() -> set[int]:
-    """Code points that NFC orders or composes differently, closed under the engine's own NFC."""
+    """Return the code points that NFC orders or composes differently, closed under the engine's NFC."""
     plain = probe_config(byte_level(splits=True), {"type": "NFC"}, merging=False)
     spell = engine_of(gigatoken.Tokenizer.from_json(json.dumps(plain)))
     reference = tokenizers.normalizers.NFC().normalize_str
 
     def differing(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """Lines that differ, with what the engine makes of them."""
+        """Yield lines that differ, with the result of the engine."""
         remaining = iter(texts)
         while batch := list(itertools.islice(remaining, 200)):
             for text, ids in zip(batch, spell(batch), strict=True):
@@ -185,8 +186,8 @@ def nfc_disputes() -> set[int]:
         while group := list(itertools.islice(remaining, 512)):
             yield "\n".join(group)
 
-    # U+2D30 composes with nothing. U+0334 has the lowest class and U+0345 the highest, so a code point
-    # that only one side takes for a mark changes places with one of them.
+    # U+2D30 composes with nothing. U+0334 has the lowest class and U+0345 the highest, so a code point that only one
+    # library treats as a mark changes places with one of them.
     found = set()
     for order in ("\u2d30{}\u0334", "\u2d30\u0345{}", "{}"):
         found |= {ord(c) for line, _ in differing(in_lines(order.replace("{}", chr(c)) for c in ALL)) for c in line}
@@ -200,18 +201,18 @@ def nfc_disputes() -> set[int]:
     disputed = list(differing(composing_pairs()))
     for line, _ in disputed:
         if not ordered & set(map(ord, line)):
-            # A mark that the reference knows is not to blame; the other character is the new one.
+            # The reference knows the mark, so the other character must be the new one.
             found |= {ord(c) for c in line if not unicodedata.combining(c)} or set(map(ord, line))
     for line, ours in disputed:
-        # What the engine composes of disputed characters is all that its ids show of them.
+        # The ids show disputed characters only in the composed form of the engine.
         found |= {ord(c) for c in ours} - {ord(c) for character in line for c in character + reference(character)}
     return found
 
 
 def composing_pairs() -> Iterator[str]:
-    """All pairs that could compose: within a block of 256, with a general mark, and Hangul.
+    """Yield all pairs that could compose: within a block of 256, with a general mark, and Hangul.
 
-    That these are all was checked against the decompositions of Unicode 17, with ICU 78.
+    The decompositions of Unicode 17 (ICU 78) contain no other pairs.
     """
     large = (*range(0x34, 0xA0), *range(0xAC, 0xD7), *range(0xD8, 0xE0))
     blocks = [block for block in range(0x200) if block not in large]
@@ -231,7 +232,7 @@ def composing_pairs() -> Iterator[str]:
 
 
 def write(path: Path, lists: dict[str, set[int]]) -> None:
-    """Hexadecimal ranges, several to a line, so that a change can be read in a diff."""
+    """Write hexadecimal ranges, several per line, so that a diff is readable."""
     versions = {name: metadata.version(name) for name in ("gigatoken", "tokenizers", "tiktoken")}
     parts = [f'"made_for": {json.dumps(versions)}']
     for name, code_points in lists.items():
@@ -250,8 +251,8 @@ def main() -> None:
     letters, classes = class_disputes()
     print("NFC:")
     nfc = nfc_disputes()
-    # For other library versions: what is not assigned in the Unicode of this Python (14 in 3.11) may
-    # be classified by newer tables only. The list never shrinks when a newer Python runs this.
+    # For other library versions: only newer tables classify what the Unicode version of this Python (14 in 3.11) does
+    # not assign. The list does not shrink if a newer Python runs this script.
     cautious = classes | nfc | {c for c in ALL if unicodedata.category(chr(c)) == "Cn"}
     if output.exists():
         for item in json.loads(output.read_text())["cautious"]:

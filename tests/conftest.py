@@ -1,22 +1,27 @@
-"""What tests share: text of many scripts, a tokenizer trained on it, and small stores.
+"""Fixtures that tests share: text of many scripts, a tokenizer trained on it, and small stores.
 
-Nothing here needs a network or `../shared`; tests that use real corpora ask for `shared_data`
-and are skipped where it is not.
+None of them needs a network or `../shared`. Tests of real corpora use `shared_data` and are skipped without it.
+Workers of pytest-xdist share one copy of the tokenizer, the corpus and the store: tests must not change them.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import random
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from tests.object_server import faulty, s3, s3_server  # noqa: F401
-from tokenmill.dataset import kernels
+from tests.support.object_server import faulty, s3, s3_server  # noqa: F401
+from tests.support.warm_python import shared_warm_python
+from tokenmill.executors import local
+from tokenmill.filling import kernels
 from tokenmill.store.store import TokenStore
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -32,7 +37,7 @@ SPACES = (" ", " ", " ", " ", " ", "  ", "\n", "\n\n", "\t", " ... ", ", ")
 
 
 def make_texts(count: int, seed: int = 0, *, longest: int = 120) -> list[str]:
-    """Documents of several scripts, the same for the same arguments; some are empty, some are one word."""
+    """Make documents of several scripts, equal for equal arguments; some are empty, some are one word."""
     rng = random.Random(seed)
     texts = []
     for _ in range(count):
@@ -52,17 +57,43 @@ def write_jsonl(path: Path, texts: Iterable[str], **extra: Any) -> Path:
     return path
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_fork_servers() -> Iterator[None]:
+    """Let executors of the tests' own process fork their fork server too; programs that tests start are not touched."""
+    with mock.patch.object(local, "PYTHON", str(shared_warm_python().folder / "python")):
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real corpora and tokenizers, where they are."""
+    """The folder of real corpora and tokenizers."""
     if not SHARED_DATA.is_dir():
-        pytest.skip("../shared/data is not here")
+        pytest.skip("there is no ../shared/data")
     return SHARED_DATA
+
+
+def build_once(factory: pytest.TempPathFactory, name: str, build: Callable[[Path], object]) -> Path:
+    """Return a folder that one worker of the session builds, while the others wait for it."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared" / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with Path(f"{folder}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            unfinished = Path(f"{folder}.unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            build(unfinished)
+            unfinished.rename(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a byte-level BPE tokenizer with 600 tokens, EOS `<|endoftext|>`."""
+    return build_once(tmp_path_factory, "tokenizers/tiny", _train_tokenizer)
+
+
+def _train_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -75,42 +106,43 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         show_progress=False,
     )
     tokenizer.train_from_iterator(make_texts(400, seed=7), trainer)
-    folder = tmp_path_factory.mktemp("tokenizers") / "tiny"
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<|begin|>", "eos_token": "<|endoftext|>", "add_bos_token": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
 
 
 @pytest.fixture(scope="session")
 def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with two files of JSON lines, 300 documents; the second has two bad lines."""
-    folder = tmp_path_factory.mktemp("corpus")
+    return build_once(tmp_path_factory, "corpus", _write_corpus)
+
+
+def _write_corpus(folder: Path) -> None:
     texts = make_texts(300, seed=1)
     write_jsonl(folder / "a.jsonl", texts[:200], id=[f"a{number}" for number in range(200)])
     path = write_jsonl(folder / "b.jsonl", texts[200:], id=[f"b{number}" for number in range(100)])
     lines = path.read_text("utf-8").split("\n")
     path.write_text("\n".join([*lines[:50], "{not json", '{"id": "no text"}', *lines[50:]]), "utf-8")
-    return folder
 
 
 @pytest.fixture(scope="session")
 def _pristine_store(tmp_path_factory: pytest.TempPathFactory, tiny_corpus: Path, tiny_tokenizer: Path) -> Path:
     from tokenmill.pipeline.run import tokenize
 
-    out = tmp_path_factory.mktemp("stores") / "tiny"
-    tokenize(
-        str(tiny_corpus),
-        out,
-        tokenizer=str(tiny_tokenizer),
-        keep_keys=["id"],
-        val_fraction=0.2,
-        task_bytes=20_000,
-        on_error="skip",
-        workers=1,
-    )
-    return out
+    def build(out: Path) -> None:
+        tokenize(
+            str(tiny_corpus),
+            out,
+            tokenizer=str(tiny_tokenizer),
+            keep_keys=["id"],
+            val_fraction=0.2,
+            task_bytes=20_000,
+            on_error="skip",
+            workers=1,
+        )
+
+    return build_once(tmp_path_factory, "stores/tiny", build)
 
 
 @pytest.fixture
@@ -121,13 +153,13 @@ def tiny_store(_pristine_store: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def open_tiny_store(_pristine_store: Path) -> Callable[[], TokenStore]:
-    """Opens that store for tests which only read it."""
+    """A function that opens the store of `tiny_store` without a copy, for tests that only read it."""
     return lambda: TokenStore(_pristine_store)
 
 
 @pytest.fixture(params=["compiled", "numpy"])
 def inner_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Runs a test twice: rows are copied in C, and by numpy."""
+    """Run a test twice: with the loops in C, and with NumPy."""
     if request.param == "numpy":
         monkeypatch.setattr(kernels, "compiled", None)
     elif kernels.compiled is None:

@@ -21,34 +21,42 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.errors import DataError, MissingDependencyError, StoreError, TokenmillError, UsageError
 
 if TYPE_CHECKING:
-    from tokenmill.dataset.base import Rows
-    from tokenmill.dataset.mixing import mix
-    from tokenmill.dataset.packing import pack
-    from tokenmill.dataset.shuffling import shuffle
-    from tokenmill.dataset.slicing import deny, skip, take
-    from tokenmill.dataset.slicing import slice_ as slice  # noqa: A004
+    from tokenmill.checkpoint import Checkpoints
+    from tokenmill.dataset.mix import mix
+    from tokenmill.dataset.pack import pack
+    from tokenmill.dataset.rows import Rows
+    from tokenmill.dataset.shuffle import shuffle
+    from tokenmill.dataset.slice import deny, skip, take
+    from tokenmill.dataset.slice import slice_ as slice  # noqa: A004
     from tokenmill.executors.ray import RayExecutor
-    from tokenmill.exporters import export
-    from tokenmill.loaders import load
+    from tokenmill.filling.batch import Batch
+    from tokenmill.formats.export import export
+    from tokenmill.formats.open import open_tokens as open  # noqa: A004
+    from tokenmill.load_any import load
     from tokenmill.loaders.base import Loader
-    from tokenmill.loaders.batches import Batch
-    from tokenmill.loaders.stream import stream
+    from tokenmill.loaders.torch import TorchRows
     from tokenmill.pipeline.run import tokenize
-    from tokenmill.store.opening import open_tokens as open  # noqa: A004
+    from tokenmill.program import exit_on_error
+    from tokenmill.step_clock import StepClock
     from tokenmill.store.store import TokenStore
+    from tokenmill.streaming.stream import stream
 
 __all__ = [
     "Batch",
+    "Checkpoints",
     "DataError",
     "Loader",
     "MissingDependencyError",
     "RayExecutor",
     "Rows",
+    "StepClock",
     "StoreError",
     "TokenStore",
     "TokenmillError",
+    "TorchRows",
     "UsageError",
     "deny",
+    "exit_on_error",
     "export",
     "load",
     "mix",
@@ -65,34 +73,39 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LAZY = {
-    "Batch": ("tokenmill.loaders.batches", "Batch"),
+    "Batch": ("tokenmill.filling.batch", "Batch"),
+    "Checkpoints": ("tokenmill.checkpoint", "Checkpoints"),
     "Loader": ("tokenmill.loaders.base", "Loader"),
     "RayExecutor": ("tokenmill.executors.ray", "RayExecutor"),
-    "Rows": ("tokenmill.dataset.base", "Rows"),
+    "Rows": ("tokenmill.dataset.rows", "Rows"),
+    "StepClock": ("tokenmill.step_clock", "StepClock"),
     "TokenStore": ("tokenmill.store.store", "TokenStore"),
-    "deny": ("tokenmill.dataset.slicing", "deny"),
-    "export": ("tokenmill.exporters", "export"),
-    "load": ("tokenmill.loaders", "load"),
-    "mix": ("tokenmill.dataset.mixing", "mix"),
-    "open": ("tokenmill.store.opening", "open_tokens"),
-    "pack": ("tokenmill.dataset.packing", "pack"),
-    "shuffle": ("tokenmill.dataset.shuffling", "shuffle"),
-    "skip": ("tokenmill.dataset.slicing", "skip"),
-    "slice": ("tokenmill.dataset.slicing", "slice_"),
-    "stream": ("tokenmill.loaders.stream", "stream"),
-    "take": ("tokenmill.dataset.slicing", "take"),
+    "TorchRows": ("tokenmill.loaders.torch", "TorchRows"),
+    "deny": ("tokenmill.dataset.slice", "deny"),
+    "exit_on_error": ("tokenmill.program", "exit_on_error"),
+    "export": ("tokenmill.formats.export", "export"),
+    "load": ("tokenmill.load_any", "load"),
+    "mix": ("tokenmill.dataset.mix", "mix"),
+    "open": ("tokenmill.formats.open", "open_tokens"),
+    "pack": ("tokenmill.dataset.pack", "pack"),
+    "shuffle": ("tokenmill.dataset.shuffle", "shuffle"),
+    "skip": ("tokenmill.dataset.slice", "skip"),
+    "slice": ("tokenmill.dataset.slice", "slice_"),
+    "stream": ("tokenmill.streaming.stream", "stream"),
+    "take": ("tokenmill.dataset.slice", "take"),
     "tokenize": ("tokenmill.pipeline.run", "tokenize"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is heavy when it is first used: `import tokenmill` must cost next to nothing."""
+    """Import a public name when it is first used, so that `import tokenmill` stays fast."""
     if name not in _LAZY:
         raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")
     from importlib import import_module
 
     module, attribute = _LAZY[name]
-    return getattr(import_module(module), attribute)
+    found = globals()[name] = getattr(import_module(module), attribute)
+    return found
 
 
 def __dir__() -> list[str]:

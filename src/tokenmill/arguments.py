@@ -1,6 +1,6 @@
-"""Checks of what a user passes: each returns the value as it should be, or says in a sentence what is wrong with it.
+"""Checks of arguments: each returns the value in the right type, or raises a `UsageError`.
 
-Numbers of numpy are numbers here and bools are not: `rank=True` is a mistake, and `rank=np.int64(1)` is none.
+Numbers of numpy are accepted as numbers, and bools are not: `rank=True` is a mistake, `rank=np.int64(1)` is none.
 """
 
 from __future__ import annotations
@@ -15,30 +15,41 @@ from typing import Any
 
 from tokenmill.errors import UsageError
 
-__all__ = ["MOST_ROWS", "flag", "local_path", "name_kind", "one_of", "path_of", "positive", "show", "whole_number"]
+__all__ = [
+    "MOST_ROWS",
+    "flag",
+    "is_remote",
+    "local_path",
+    "name_kind",
+    "one_of",
+    "path_of",
+    "positive",
+    "show",
+    "whole_number",
+]
 
 LARGEST = 1 << 64
-"""What is larger is no number of anything here, and might be too long to be shown."""
+"""No count or size is larger, and a much larger number would be too long to print."""
 MOST_ROWS = 1 << 62
-"""Rows are counted over all epochs in 64 bits, with some to spare for a batch behind the last one."""
+"""Rows are counted over all epochs in 64 bits, with space for a batch after the last one."""
 
 
 def show(value: Any, most: int = 80) -> str:
-    """A value in an error message: on one line, cut where it is long, whatever it is."""
+    """Format any value for an error message: on one line, shortened if it is long."""
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # Python shows neither a number of 5,000 digits nor lists 5,000 deep.
+    except Exception:  # repr fails for a number of 5,000 digits and for lists nested 5,000 deep
         return f"a very large {type(value).__name__}"
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def name_kind(value: Any) -> str:
-    """A value and its type, for one that should have another."""
+    """Format a value and its type, for a value of the wrong type."""
     return f"{show(value)} ({type(value).__name__})"
 
 
 def whole_number(value: Any, name: str, least: int = -LARGEST, most: int = LARGEST) -> int:
-    """A plain integer, from `least` to `most`."""
+    """Check for a whole number from `least` to `most`, and return it as an int."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -51,7 +62,7 @@ def whole_number(value: Any, name: str, least: int = -LARGEST, most: int = LARGE
 
 
 def positive(value: Any, name: str, most: float = LARGEST) -> Any:
-    """A number above 0, whole or not, up to `most`."""
+    """Check for a number above 0 and up to `most`, whole or not."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not 0 < value <= most:
         bound = f", at most {most}" if is_number and value > most else ""
@@ -60,14 +71,14 @@ def positive(value: Any, name: str, most: float = LARGEST) -> Any:
 
 
 def flag(value: Any, name: str) -> bool:
-    """True or False, numpy's included."""
+    """Check for True or False, of Python or numpy."""
     if type(value).__name__ not in ("bool", "bool_"):
         raise UsageError(f"{name} {show(value)} must be True or False")
     return bool(value)
 
 
 def one_of(value: Any, choices: Iterable[str], name: str) -> str:
-    """One of some words."""
+    """Check for one of some strings."""
     known = list(choices)
     if not isinstance(value, str) or value not in known:
         raise UsageError(f"{name} {show(value)} is unknown; expected {', '.join(known)}")
@@ -75,7 +86,7 @@ def one_of(value: Any, choices: Iterable[str], name: str) -> str:
 
 
 def path_of(value: Any, what: str) -> str:
-    """A path as text; anything else is said not to be `what`."""
+    """Check for a path and return it as text; an error says that the value is not `what`."""
     if not isinstance(value, (str, os.PathLike)) or not isinstance(path := os.fspath(value), str):
         raise UsageError(f"{name_kind(value)} is not {what}")
     if not path or "\0" in path:
@@ -86,8 +97,13 @@ def path_of(value: Any, what: str) -> str:
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
+def is_remote(path: object) -> bool:
+    """Return whether a path is the URL of an object store."""
+    return isinstance(path, str) and path.startswith(("s3://", "gs://", "az://"))
+
+
 def local_path(value: str | os.PathLike[str], name: str) -> Path:
-    """A path of this machine; a URL would become a folder that is called `s3:`."""
+    """Check for a local path; a URL would become a folder named `s3:`."""
     found = _URL.match(os.fspath(value))
     if found:
         raise UsageError(f"{name} {value}: {found[1]}:// is not written to; expected a path of this machine")

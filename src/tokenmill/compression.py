@@ -1,45 +1,33 @@
-"""Decompressing gzip and zstd streams, and telling which of them a file holds.
+"""Decompress gzip and zstd streams.
 
-The two libraries were measured fastest on one thread: isal 600 MB/s and zstandard 860 MB/s of
-output. Both release the GIL, and neither reports all kinds of damage by itself.
+isal (600 MB/s of output) and zstandard (860 MB/s) were the fastest libraries on one thread. Both release the GIL.
+Neither reports every kind of damage, so the classes here check what the libraries do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from tokenmill.errors import DataError
-
-__all__ = ["Compression", "DamagedInput", "GzipMembers", "Stream", "ZstdFrames", "detect_compression"]
-
-Compression = Literal["none", "gzip", "zstd"]
+__all__ = ["ByteStream", "DamagedInput", "GzipMembers", "ZstdFrames"]
 
 COMPRESSED_READ_BYTES = 128 << 10
-"""Compressed bytes per read: 64 to 512 KiB measured alike, and less means less to feed again after damage."""
+"""Compressed bytes per read. 64 to 512 KiB were equally fast; a small read leaves less to repeat after damage."""
 MOST_OUTPUT_BYTES = 256 << 10
-"""Decompressed bytes per read: the C library maps larger pieces anew each time, and 810 MB/s become 600."""
-
-_REFUSED_MAGICS = {
-    b"PK\x03\x04": "zip archive",
-    b"\xfd7zXZ\x00": "xz file",
-    b"7z\xbc\xaf\x27\x1c": "7z archive",
-    b"\x04\x22\x4d\x18": "lz4 file",
-}
+"""Decompressed bytes per read. malloc maps larger buffers anew each time: 600 instead of 810 MB/s."""
 
 
-class Stream(Protocol):
-    """Bytes in order: up to `size` of them per read, none only at the end."""
+class ByteStream(Protocol):
+    """Bytes in order. A read returns up to `size` bytes, and none only at the end."""
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
 
 
 class DamagedInput(Exception):
-    """A stream cannot be read any further; every byte before this point was handed over.
+    """A stream cannot be read any further; the caller already has every byte before this point.
 
-    `output_lost` is for the decompressors below: the call that failed had bytes to give.
+    `output_lost` is for the decompressors below: the call that failed had produced bytes before it failed.
     """
 
     def __init__(self, reason: str, *, output_lost: bool = False) -> None:
@@ -48,24 +36,10 @@ class DamagedInput(Exception):
         self.output_lost = output_lost
 
 
-def detect_compression(head: bytes, path: str | Path) -> Compression:
-    """How a file that starts with `head` is compressed; a kind that is not supported is refused."""
-    if head.startswith(b"\x1f\x8b"):
-        return "gzip"
-    if head.startswith(b"\x28\xb5\x2f\xfd") or (head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F):
-        return "zstd"
-    kind = next((kind for magic, kind in _REFUSED_MAGICS.items() if head.startswith(magic)), None)
-    if head.startswith(b"BZh") and head[4:10] in (b"1AY&SY", b"\x17rE8P\x90"):
-        kind = "bzip2 file"
-    if kind is not None:
-        raise DataError(str(path), f"is a {kind}; gzip and zstd are read. Unpack it, or compress it with zstd")
-    return "none"
-
-
 class GzipMembers:
-    """Decompresses gzip members one after another; zeros between and after them are padding."""
+    """Decompresses gzip members one after another. Zeros between and after them are padding."""
 
-    def __init__(self, source: Stream) -> None:
+    def __init__(self, source: ByteStream) -> None:
         from isal import igzip_lib
 
         self._source = source
@@ -74,7 +48,7 @@ class GzipMembers:
         self._pending = b""
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` decompressed bytes, from one member."""
+        """Return up to `size` decompressed bytes of one member."""
         while True:
             if self._member.eof and not self._start_member():
                 return b""
@@ -108,11 +82,11 @@ class GzipMembers:
 class ZstdFrames:
     """Decompresses zstd frames one after another.
 
-    zstandard's reader ends without an error where its input ends, so the frame and block
-    headers are followed beside it, to know whether the last frame was whole.
+    zstandard's reader does not report a truncated input. `_ZstdHeaders` parses the frame and block headers of the
+    same bytes, to know whether the last frame was complete.
     """
 
-    def __init__(self, source: Stream, max_window_bytes: int) -> None:
+    def __init__(self, source: ByteStream, max_window_bytes: int) -> None:
         import zstandard
 
         self._source = source
@@ -128,9 +102,9 @@ class ZstdFrames:
         return data
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` decompressed bytes, from one piece of input."""
+        """Return up to `size` decompressed bytes of one compressed read."""
         try:
-            # read1 returns what one piece of input gives, so a failing call loses as little as possible.
+            # read1 returns the output of one compressed read, so a failing call loses as little as possible.
             data: bytes = self._reader.read1(min(size, MOST_OUTPUT_BYTES))
         except self._error as error:
             reason = str(error).rpartition(": ")[2].lower()
@@ -148,7 +122,7 @@ class _Pull:
 
 
 class _ZstdHeaders:
-    """Follows the headers of RFC 8878 through a stream, from frame to frame and block to block."""
+    """Parses the frame and block headers of RFC 8878 in a stream, and skips the rest."""
 
     def __init__(self) -> None:
         self.between_frames = True
@@ -157,7 +131,10 @@ class _ZstdHeaders:
         self._wanted = next(self._walk)
 
     def follow(self, data: bytes) -> None:
-        """Take the next bytes; a positive step of the walk reads that many, a negative one skips them."""
+        """Take the next bytes of the stream.
+
+        `_steps` yields the number of bytes that it wants to read, or minus the number that it wants to skip.
+        """
         offset = 0
         while offset < len(data):
             step = min(abs(self._wanted) - len(self._partial), len(data) - offset)

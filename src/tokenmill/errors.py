@@ -1,4 +1,4 @@
-"""The exceptions a user of tokenmill can meet.
+"""The exceptions that tokenmill raises for mistakes and damage that a user can cause.
 
     TokenmillError
     ├── UsageError                  a flag, argument or combination that cannot work
@@ -6,8 +6,8 @@
     ├── StoreError                  a store that is damaged, foreign, locked or unfinished
     └── MissingDependencyError      a package that an extra would install
 
-Every message is one sentence that names the value, what was expected and what to do
-next; the command line prints it without a traceback.
+Every message is one sentence with the value, what was expected and what to do next. The
+command line prints it without a traceback.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["DataError", "MissingDependencyError", "StoreError", "TokenmillError"
 
 
 class TokenmillError(Exception):
-    """Anything tokenmill refuses to do, said in one sentence."""
+    """Base class of all errors of tokenmill; the message is one sentence."""
 
 
 class UsageError(TokenmillError):

@@ -1,34 +1,27 @@
-"""Files: their decompressed bytes, how their content is told apart, and how results replace files.
+"""Read the decompressed bytes of a file, fingerprint its content, and write files durably.
 
-`open_stream` hands over every byte that can be decompressed before it reports damage, because
-a truncated download should cost its missing end and nothing before it. Compression is told
-from the first bytes, never from the name.
+`open_stream` delivers every byte that can be decompressed before it reports damage: a truncated download loses its
+missing end and nothing before it. The first bytes of a file decide how it is compressed, never its name.
 """
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
+from typing import Literal
 
-from tokenmill.compression import (
-    COMPRESSED_READ_BYTES,
-    Compression,
-    DamagedInput,
-    GzipMembers,
-    Stream,
-    ZstdFrames,
-    detect_compression,
-)
+from tokenmill.compression import ByteStream, DamagedInput, GzipMembers, ZstdFrames
 from tokenmill.errors import DataError
 from tokenmill.remote.paths import InputPath, RemotePath
 
 __all__ = [
+    "ByteStream",
     "Compression",
     "DamagedInput",
     "InputStream",
-    "Stream",
     "changed_while_read",
     "create_durably",
     "detect_compression",
@@ -38,42 +31,63 @@ __all__ = [
     "write_durably",
 ]
 
+Compression = Literal["none", "gzip", "zstd"]
+_REFUSED_MAGICS = {
+    b"PK\x03\x04": "zip archive",
+    b"\xfd7zXZ\x00": "xz file",
+    b"7z\xbc\xaf\x27\x1c": "7z archive",
+    b"\x04\x22\x4d\x18": "lz4 file",
+}
 LARGEST_WINDOW_BYTES = 1 << 31
-"""What `zstd --long=31` needs, the largest window the zstd program writes."""
+"""The window of `zstd --long=31`, the largest that the zstd program writes."""
 WHOLE_FINGERPRINT_BYTES = 8 << 20
-"""Files up to this size are fingerprinted whole."""
+"""Files up to this size are hashed in full."""
+
+
+def detect_compression(head: bytes, path: str | Path) -> Compression:
+    """Return the compression of a file that starts with `head`, or raise `DataError` if it is not supported."""
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip"
+    if head.startswith(b"\x28\xb5\x2f\xfd") or (head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F):
+        return "zstd"
+    kind = next((kind for magic, kind in _REFUSED_MAGICS.items() if head.startswith(magic)), None)
+    if head.startswith(b"BZh") and head[4:10] in (b"1AY&SY", b"\x17rE8P\x90"):
+        kind = "bzip2 file"
+    if kind is not None:
+        raise DataError(str(path), f"is a {kind}; gzip and zstd are read. Unpack it, or compress it with zstd")
+    return "none"
 
 
 def open_stream(path: InputPath, compression: str, *, max_window_bytes: int = LARGEST_WINDOW_BYTES) -> InputStream:
-    """The decompressed bytes of a file, members and frames joined.
+    """Open the decompressed bytes of a file, with gzip members and zstd frames joined.
 
-    A zstd frame may ask for as much memory as its window; one above `max_window_bytes` counts
-    as damage, with a reason that says so.
+    Decompressing a zstd frame takes as much memory as its window. A window above `max_window_bytes` is damage, and
+    the reason names it.
     """
-    return InputStream(path, compression, max_window_bytes=max_window_bytes)
+    return InputStream(path, compression, max_window_bytes)
 
 
 class InputStream:
-    """A file's decompressed bytes; raises `DamagedInput` after the last one that is readable."""
+    """The decompressed bytes of a file; raises `DamagedInput` after the last readable byte."""
 
-    def __init__(self, path: InputPath, compression: str, *, max_window_bytes: int = LARGEST_WINDOW_BYTES) -> None:
-        makers: dict[str, Callable[[_Source], Stream]] = {
+    def __init__(self, path: InputPath, compression: str, max_window_bytes: int) -> None:
+        makers: dict[str, Callable[[ByteStream], ByteStream]] = {
             "none": lambda source: source,
             "gzip": GzipMembers,
             "zstd": lambda source: ZstdFrames(source, max_window_bytes),
         }
         self._path = path
         self._decompress = makers[compression]
-        self._source = _Source(path, COMPRESSED_READ_BYTES if compression != "none" else None)
+        self._source = _Source(path)
         self._decompressed = self._decompress(self._source)
         self._num_delivered = 0
         self._damage: str | None = None
         self._rescued = b""
         self.step_back = self._source.step_back if compression == "none" else None
-        """Have the last bytes handed over again; only a plain file can."""
+        """Makes the next read return the last bytes again. Only an uncompressed file can."""
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; `b""` at the end."""
+        """Return up to `size` bytes, and `b""` at the end."""
         if self._damage is None:
             try:
                 data = self._decompressed.read(size)
@@ -89,18 +103,18 @@ class InputStream:
 
     @property
     def consumed(self) -> int:
-        """How many bytes of the file itself have been read."""
+        """The number of (compressed) bytes of the file that have been read."""
         return self._source.offset
 
     def _rescue(self) -> bytes:
-        """What the failed call could have given: decompress again, the last piece byte by byte.
+        """Return the bytes that the failed call had produced: decompress again, the last read byte by byte.
 
-        A decompressor that fails keeps what it made in that call, so the call has to be cut
-        into calls small enough that the failing one has nothing to give.
+        A decompressor that fails discards the output of that call. Fed with single bytes, it has delivered everything
+        before the call that fails.
         """
         num_known, pieces = self._num_delivered, []
-        with _Source(self._path, COMPRESSED_READ_BYTES, single_bytes_from=self._source.last_start) as source:
-            again = self._decompress(source)
+        with closing(_Source(self._path)) as source:
+            again = self._decompress(_SingleBytes(source, self._source.last_start))
             try:
                 while piece := again.read(min(num_known, 1 << 20) or 1 << 20):
                     if num_known:
@@ -118,19 +132,15 @@ class InputStream:
     def __enter__(self) -> InputStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class _Source:
-    """A file's own bytes, in pieces of one size, from some offset on one byte at a time."""
+    """The bytes of a file as they are on disk."""
 
-    def __init__(self, path: InputPath, piece_bytes: int | None, *, single_bytes_from: int | None = None) -> None:
+    def __init__(self, path: InputPath) -> None:
         self._path = path
-        self._piece_bytes = piece_bytes
-        self._single_bytes_from = single_bytes_from
         self.offset = 0
         self.last_start = 0
         try:
@@ -138,11 +148,7 @@ class _Source:
         except OSError as error:
             raise DataError(str(path), f"cannot be opened: {error.strerror}") from None
 
-    def read(self, size: int = -1, /) -> bytes:
-        if self._piece_bytes is not None:
-            size = self._piece_bytes
-        if self._single_bytes_from is not None:
-            size = max(1, min(size, self._single_bytes_from - self.offset))
+    def read(self, size: int, /) -> bytes:
         try:
             data = self._file.read(size)
         except OSError as error:
@@ -158,21 +164,31 @@ class _Source:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> _Source:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+class _SingleBytes:
+    """The bytes of a source, one per read from `start` on."""
+
+    def __init__(self, source: _Source, start: int) -> None:
+        self._source = source
+        self._start = start
+        self._buffer = io.BytesIO()
+
+    def read(self, size: int, /) -> bytes:
+        if self._source.offset < self._start:
+            return self._source.read(min(size, self._start - self._source.offset))
+        byte = self._buffer.read(1)
+        if not byte:
+            self._buffer = io.BytesIO(self._source.read(size))
+            byte = self._buffer.read(1)
+        return byte
 
 
 def fingerprint(path: InputPath) -> str:
-    """A hash that tells two contents apart without reading all of a large file.
+    """Hash a file so that different contents get different hashes, without reading all of a large file.
 
-    xxh3-128 of the size (8 bytes, little endian), then the whole content up to 8 MiB; above
-    that the first and last 64 KiB and 64 blocks of 64 KiB spread evenly between them. Of an object in a bucket it is
-    the ETag.
+    The hash is xxh3-128 of the size (8 bytes, little endian), then of the content: all of it up to 8 MiB; above that
+    the first and last 64 KiB, and 64 blocks of 64 KiB spread evenly between them. For an object in a bucket it is the
+    ETag.
     """
     import xxhash
 
@@ -196,7 +212,7 @@ def fingerprint(path: InputPath) -> str:
 
 
 def changed_while_read(num_bytes: int, num_expected: int) -> str:
-    """What to say of an input that is not what it was when the run began."""
+    """Say that an input differs from what it was when the run began."""
     sizes = f"{num_bytes:,} bytes, and {num_expected:,} when the run began"
     if num_bytes == num_expected:
         sizes = f"other content in the same {num_bytes:,} bytes than when the run began"
@@ -206,8 +222,8 @@ def changed_while_read(num_bytes: int, num_expected: int) -> str:
 def write_durably(path: Path, data: bytes) -> None:
     """Replace a file so that after a crash it holds either all of `data` or what it held before.
 
-    The name of the temporary file ends in `.tmp` and is nobody else's: two processes that write the
-    same file, on this machine or another, cannot publish each other's half.
+    Each call writes to a temporary file of its own, whose name ends in `.tmp`. So two processes that write the same
+    file, even from different machines, cannot publish each other's incomplete data.
     """
     temporary = _write_beside(path, data)
     try:
@@ -219,10 +235,10 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def create_durably(path: Path, data: bytes) -> bool:
-    """Write a file that is not there yet, whole from its first instant on; False where another may have been faster.
+    """Create a file that appears with all of its data at once; return whether this process surely created it.
 
-    Of several processes that do so at once, one succeeds. Where the file system has no links, the last one does, and
-    nobody is told so: all have to read what is there.
+    Of several processes that call this at the same time, one succeeds. On a file system without hard links the last
+    one does and all of them get False. A caller that gets False must read the file.
     """
     temporary = _write_beside(path, data)
     try:
@@ -242,8 +258,8 @@ def create_durably(path: Path, data: bytes) -> bool:
 
 
 def _write_beside(path: Path, data: bytes) -> Path:
-    """A durable file with the data, under a temporary name in the same directory."""
-    # Process ids are no help: in containers that share a disk, they are all the same.
+    """Write the data durably under a temporary name in the same directory."""
+    # A process id would not be unique: in containers that share a disk, they are often equal.
     temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
     try:
         with temporary.open("wb") as file:

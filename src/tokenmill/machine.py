@@ -1,7 +1,7 @@
-"""What this machine offers a run: cores it may use, memory it may take.
+"""The cores and the memory that a process may use.
 
 Containers and schedulers limit a process by affinity masks and cgroups, which plain counts of
-cores and memory do not show; a budget taken from the whole machine would be killed there.
+cores and memory ignore. A process that uses the memory of the whole machine would be killed there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 
@@ -23,17 +24,23 @@ UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 1
 UNITS |= {"tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def parse_bytes(text: str, flag: str) -> int:
-    """`1GB`, `512MiB`, `200000`: a number of bytes; decimal units unless an `i` says binary."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    unit = match.group(2).lower() if match else None
-    if match is None or unit not in UNITS:
-        raise UsageError(f"{flag} {text!r} is not a size; write it like 1GB, 512MiB or 200000")
-    return int(float(match.group(1)) * UNITS[unit])
+def parse_bytes(value: str | int, flag: str) -> int:
+    """Parse a number of bytes such as `1GB`, `512MiB` or `200000`; units are decimal, those with an `i` binary."""
+    if isinstance(value, int):
+        size = value
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+        unit = match.group(2).lower() if match else None
+        if match is None or unit not in UNITS:
+            raise UsageError(f"{flag} {value!r} is not a size; write it like 1GB, 512MiB or 200000")
+        size = int(float(match.group(1)) * UNITS[unit])
+    if size >= 1 << 62:
+        raise UsageError(f"{flag} {value} is more than any machine has")
+    return size
 
 
 def processor_name() -> str:
-    """What the processor calls itself, or at least its kind."""
+    """The model name of the processor, or else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -43,16 +50,17 @@ def processor_name() -> str:
 
 
 def usable_cores() -> int:
-    """Physical cores among those this process may run on, within its cgroup's CPU quota."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    siblings = {_core_siblings(cpu) for cpu in allowed}
-    cores = len(siblings)
-    quota = _cgroup_cpu_quota()
-    return max(1, min(cores, quota) if quota else cores)
+    """The number of physical cores that this process may use, within its cgroup's CPU quota."""
+    cores = len(physical_cpus())
+    with suppress(OSError, ValueError):
+        quota, period = (CGROUP / "cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, int(quota) // int(period))
+    return max(1, cores)
 
 
 def physical_cpus(*, across_nodes: bool = False) -> list[int]:
-    """One CPU of each physical core that this process may use; from all memory nodes in turn, if asked."""
+    """One CPU of each physical core that this process may use; `across_nodes` alternates between NUMA nodes."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     first: dict[str, int] = {}
     for cpu in sorted(allowed):
@@ -66,13 +74,13 @@ def physical_cpus(*, across_nodes: bool = False) -> list[int]:
 
 
 def _memory_nodes() -> list[set[int]]:
-    """The CPUs of each NUMA node; one node where the system names none."""
+    """The CPUs of each NUMA node; empty if the system does not list them."""
     lists = sorted(Path("/sys/devices/system/node").glob("node[0-9]*/cpulist"))
     return [_parse_cpus(path.read_text()) for path in lists]
 
 
 def _parse_cpus(text: str) -> set[int]:
-    """`0-3,8` as numbers."""
+    """Parse a list of CPUs such as `0-3,8`."""
     cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         low, _, high = part.partition("-")
@@ -81,31 +89,35 @@ def _parse_cpus(text: str) -> set[int]:
 
 
 def available_memory() -> int:
-    """Bytes that are free for a run: of the machine, or of its cgroup when that is tighter."""
+    """The free bytes of the machine, or of the cgroup if that has fewer."""
     free = int(psutil.virtual_memory().available)
-    limit, used = _cgroup_memory()
-    return free if limit is None else max(0, min(free, limit - used))
+    for limit_file, used_file in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with suppress(OSError):
+            limit, used = (CGROUP / limit_file).read_text().strip(), (CGROUP / used_file).read_text().strip()
+            if limit != "max" and int(limit) < 1 << 60:
+                return max(0, min(free, int(limit) - int(used)))
+    return free
 
 
 def tree_memory(process: psutil.Process) -> int:
-    """Proportional set size of a process and all its descendants, in bytes."""
+    """Memory of a process and all its descendants, in bytes.
+
+    This is the proportional set size, which counts shared pages once over a tree; without Linux, the resident size.
+    """
     total = 0
     for member in [process, *process.children(recursive=True)]:
-        try:
-            total += _pss(member.pid)
-        except (psutil.Error, OSError):
-            continue
+        with suppress(psutil.Error, OSError):
+            try:
+                rollup = Path(f"/proc/{member.pid}/smaps_rollup").read_text()
+            except OSError:
+                total += int(member.memory_info().rss)
+                continue
+            match = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
+            total += int(match.group(1)) * 1024 if match else 0
     return total
-
-
-def _pss(pid: int) -> int:
-    """Shared pages are counted once over the tree; only Linux knows them, elsewhere it is the resident size."""
-    try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return int(psutil.Process(pid).memory_info().rss)
-    match = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
-    return int(match.group(1)) * 1024 if match else 0
 
 
 def _core_siblings(cpu: int) -> str:
@@ -113,25 +125,3 @@ def _core_siblings(cpu: int) -> str:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
         return str(cpu)
-
-
-def _cgroup_cpu_quota() -> int | None:
-    try:
-        quota, period = (CGROUP / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else max(1, int(quota) // int(period))
-
-
-def _cgroup_memory() -> tuple[int | None, int]:
-    for limit_file, used_file in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limit, used = (CGROUP / limit_file).read_text().strip(), (CGROUP / used_file).read_text().strip()
-        except OSError:
-            continue
-        if limit != "max" and int(limit) < 1 << 60:
-            return int(limit), int(used)
-    return None, 0

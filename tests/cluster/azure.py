@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.faults.kills import make_corpus  # noqa: E402
-from tests.object_server import free_port  # noqa: E402
-from tests.running import snapshot  # noqa: E402
+from tests.support.object_server import free_port  # noqa: E402
+from tests.support.running import snapshot  # noqa: E402
 
 HOME = ROOT / ".interop" / "azurite"
 ACCOUNT = "millaccount"
@@ -84,7 +84,7 @@ def prove(folder: Path) -> int:
     import tokenmill as tm
     from tokenmill.errors import TokenmillError
     from tokenmill.remote import split_url
-    from tokenmill.verification import verify
+    from tokenmill.tools.verify import verify
 
     corpus = folder / "corpus"
     make_corpus(corpus)

@@ -8,13 +8,12 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
-from tests.running import snapshot, tokenize_here
-from tokenmill.executors.base import Answer, Begun, Call, CallEvent, Capacity, Loss, Note, Place, resolve
-from tokenmill.pipeline.attempt import Outcome
-from tokenmill.pipeline.calls import decode_report
+from tests.support.running import snapshot, tokenize_here
+from tokenmill.display import Display, Silence
+from tokenmill.executors.base import Answer, Call, CallEvent, Capacity, Lost, Note, Place, Started, resolve
 from tokenmill.pipeline.request import Request
-from tokenmill.pipeline.run import run
-from tokenmill.progress import Display, Silence
+from tokenmill.pipeline.run import Outcome, run
+from tokenmill.pipeline.workers.messages import decode_note
 
 HERE = Place("here", os.getpid())
 
@@ -25,6 +24,8 @@ class Died(BaseException):
 
 class InlineCluster:
     """Runs one call a `wait`, in the order they came; `losses` says how often a call is lost, after one task of it."""
+
+    shares_disk = False
 
     def __init__(self, num_calls: int = 2, *, losses: dict[str, int] | None = None) -> None:
         self.memory_per_call: int | None = None
@@ -37,6 +38,9 @@ class InlineCluster:
 
     def join(self, num_calls: int | None) -> None:
         self.num_calls = self.num_calls if num_calls is None else num_calls
+
+    def warm(self, target: str, payload: bytes) -> None:
+        pass
 
     def capacity(self, memory_bytes: int = 0) -> Capacity:
         return Capacity(self.num_calls, 4 << 30)
@@ -51,20 +55,20 @@ class InlineCluster:
             time.sleep(0.01)
             return []
         call = self._queue.popleft()
-        events: list[CallEvent] = [Begun(call, HERE)]
+        events: list[CallEvent] = [Started(call, HERE)]
 
         def post(data: bytes) -> None:
             events.append(Note(call, data))
-            if self.losses[call.name] > 0 and decode_report(data).num_tasks:
+            if self.losses[call.name] > 0 and decode_note(data).num_tasks:
                 self.losses[call.name] -= 1
                 raise Died
 
         try:
             if self.losses[call.name] > 0 and " part " not in call.name:
                 raise Died
-            events.append(Answer(call, resolve(call.target)(post, call.payload)))
+            events.append(Answer(call, resolve(call.target)(post, call.context, call.payload)))
         except Died:
-            events.append(Loss(call, f"was lost with {HERE}, the last of 1 attempt", "give it more"))
+            events.append(Lost(call, f"was lost with {HERE}, the last of 1 attempt", "give it more"))
         return events
 
     def close(self) -> None:

@@ -26,8 +26,8 @@ from typing import Any
 
 from tests.cluster.loopback import leave_network
 from tests.cluster.ray_here import kill_one_at_work
-from tests.object_server import KEYS, make_bucket, serve_moto
-from tests.running import command, sentence, snapshot
+from tests.support.object_server import KEYS, make_bucket, serve_moto
+from tests.support.running import command, sentence, snapshot
 from tokenmill.remote import split_url
 
 NODES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")

@@ -16,22 +16,22 @@ from typing import Any
 import psutil
 
 from tests.cluster.inline import local_store, request_of
-from tokenmill.executors.base import Answer, Begun, Call, CallEvent, Loss, Note, Post
+from tokenmill.display import Silence
+from tokenmill.executors.base import Answer, Call, CallEvent, Lost, Note, Post, Started
 from tokenmill.executors.ray import RayExecutor
 from tokenmill.pipeline.run import run
-from tokenmill.progress import Silence
 
 THIS = "tests.cluster.ray_here"
 MEMORY = 100_000_000
 
 
-def echo(post: Post, payload: bytes) -> bytes:
+def echo(post: Post, context: bytes, payload: bytes) -> bytes:
     post(b"at it")
     time.sleep(0.5)
     return payload.upper() + b" %d" % os.getpid()
 
 
-def die_once(post: Post, payload: bytes) -> bytes:
+def die_once(post: Post, context: bytes, payload: bytes) -> bytes:
     """The path in the payload remembers."""
     if not Path(payload.decode()).exists():
         Path(payload.decode()).touch()
@@ -40,7 +40,7 @@ def die_once(post: Post, payload: bytes) -> bytes:
     return b"alive"
 
 
-def die(post: Post, payload: bytes) -> bytes:
+def die(post: Post, context: bytes, payload: bytes) -> bytes:
     time.sleep(1)
     os.kill(os.getpid(), signal.SIGKILL)
     return b""
@@ -51,7 +51,7 @@ def events_of(executor: RayExecutor, *calls: Call) -> dict[str, list[CallEvent]]
     found: dict[str, list[CallEvent]] = {call.name: [] for call in calls}
     for call in calls:
         executor.submit(call)
-    while not all(any(isinstance(e, (Answer, Loss)) for e in events) for events in found.values()):
+    while not all(any(isinstance(e, (Answer, Lost)) for e in events) for events in found.values()):
         for event in executor.wait(0.2):
             found[event.call.name].append(event)
     return found
@@ -62,13 +62,13 @@ def check_calls(executor: RayExecutor, folder: Path) -> None:
     assert executor.capacity(1 << 50).num_calls == 0
     found = events_of(
         executor,
-        Call("echo", f"{THIS}:echo", b"word", MEMORY),
-        Call("last", f"{THIS}:echo", b"word", MEMORY, is_last=True),
-        Call("once", f"{THIS}:die_once", str(folder / "mark").encode(), MEMORY),
-        Call("always", f"{THIS}:die", b"", MEMORY),
+        Call("echo", f"{THIS}:echo", b"", b"word", MEMORY),
+        Call("last", f"{THIS}:echo", b"", b"word", MEMORY, is_last=True),
+        Call("once", f"{THIS}:die_once", b"", str(folder / "mark").encode(), MEMORY),
+        Call("always", f"{THIS}:die", b"", b"", MEMORY),
     )
     (begun, note, answer), last = found["echo"], found["last"][-1]
-    assert isinstance(begun, Begun) and begun.lost is None
+    assert isinstance(begun, Started) and begun.lost is None
     assert isinstance(note, Note) and note.data == b"at it"
     assert isinstance(answer, Answer) and answer.data == b"WORD %d" % begun.place.pid
     assert isinstance(last, Answer)
@@ -77,11 +77,11 @@ def check_calls(executor: RayExecutor, folder: Path) -> None:
         time.sleep(0.1)
     assert not psutil.pid_exists(int(last.data.split()[1])), "a last call's process lives on"
     first, again, alive = found["once"]
-    assert isinstance(first, Begun) and isinstance(again, Begun) and again.lost == first.place
+    assert isinstance(first, Started) and isinstance(again, Started) and again.lost == f"was lost with {first.place}"
     assert isinstance(alive, Answer) and alive.data == b"alive"
     *attempts, loss = found["always"]
-    assert [isinstance(event, Begun) for event in attempts] == [True, True]
-    assert isinstance(loss, Loss)
+    assert [isinstance(event, Started) for event in attempts] == [True, True]
+    assert isinstance(loss, Lost)
     assert loss.how == f"was lost with {attempts[1].place}, the last of 2 attempts", loss.how
 
 

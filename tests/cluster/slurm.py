@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.faults.kills import compare, make_corpus, run_to_end, snapshot  # noqa: E402
-from tokenmill.pipeline.journal import Journal  # noqa: E402
-from tokenmill.pipeline.sharing import Share, membership  # noqa: E402
+from tokenmill.pipeline.journal.journal import Journal  # noqa: E402
+from tokenmill.pipeline.plan.ranks import Share, membership  # noqa: E402
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 NUM_CPUS = 8

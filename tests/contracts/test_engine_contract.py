@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import make_texts
-from tokenmill.batch import PackedTexts
-from tokenmill.engines import REFERENCES, Engine, Tokenizer, choose, create, load_tokenizer
+from tokenmill.engines import ENGINES, REFERENCES, Engine, Tokenizer, choose, create, load_tokenizer, open_tokenizer
+from tokenmill.text_batch import PackedTexts
 
 CASES = [
     "gigatoken/json",
@@ -75,8 +75,9 @@ def ranks_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "tiny.tiktoken"
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> tuple[str, Tokenizer]:
+    """The name of an engine, and a tokenizer that it can load."""
     name, kind = request.param.split("/")
     sources: dict[str, Callable[[], str]] = {
         "json": lambda: str(request.getfixturevalue("tiny_tokenizer")),
@@ -90,6 +91,11 @@ def case(request: pytest.FixtureRequest) -> tuple[str, Tokenizer]:
     return name, tokenizer
 
 
+@pytest.fixture(scope="module")
+def engine(case: tuple[str, Tokenizer]) -> Engine:
+    return create(*case)
+
+
 def lists(engine: Engine, texts: Sequence[str]) -> list[list[int]]:
     batch = engine.encode(texts)
     assert len(batch) == len(texts)
@@ -98,10 +104,13 @@ def lists(engine: Engine, texts: Sequence[str]) -> list[list[int]]:
     return [batch.ids[start:stop].tolist() for start, stop in zip(batch.offsets, batch.offsets[1:], strict=False)]
 
 
-def test_ids_are_the_reference_librarys(case: tuple[str, Tokenizer]) -> None:
-    name, tokenizer = case
+def test_every_engine_is_here() -> None:
+    assert {case.split("/")[0] for case in CASES} == set(ENGINES)
+
+
+def test_ids_are_the_reference_librarys(engine: Engine, case: tuple[str, Tokenizer]) -> None:
     texts = TEXTS + make_texts(200, seed=5)
-    assert lists(create(name, tokenizer), texts) == independent_ids(tokenizer, texts)
+    assert lists(engine, texts) == independent_ids(case[1], texts)
 
 
 def independent_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
@@ -120,30 +129,27 @@ def independent_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     if tokenizer.kind == "tiktoken":
         from tokenmill.engines.tiktoken import open_encoding
 
-        return [open_encoding(tokenizer).encode_ordinary(text) for text in texts]
+        encoding = open_encoding(tokenizer)
+        return [encoding.encode_ordinary(text) for text in texts]
     return [list(text.encode()) for text in texts]
 
 
-def test_packed_texts_have_the_ids_of_their_strings(case: tuple[str, Tokenizer]) -> None:
-    engine = create(*case)
+def test_packed_texts_have_the_ids_of_their_strings(engine: Engine) -> None:
     for texts in (TEXTS[1:] + make_texts(200, seed=5), TEXTS, [""], ["one"], []):
         assert lists(engine, PackedTexts.of(texts)) == lists(engine, texts)
 
 
-def test_an_empty_batch_and_empty_texts_are_fine(case: tuple[str, Tokenizer]) -> None:
-    engine = create(*case)
+def test_an_empty_batch_and_empty_texts_are_fine(engine: Engine) -> None:
     assert len(engine.encode([])) == 0
     assert lists(engine, ["", ""]) == [[], []]
 
 
-def test_documents_do_not_depend_on_their_neighbours(case: tuple[str, Tokenizer]) -> None:
-    engine = create(*case)
+def test_documents_do_not_depend_on_their_neighbours(engine: Engine) -> None:
     texts = make_texts(60, seed=6)
     assert lists(engine, texts) == [lists(engine, [text])[0] for text in texts]
 
 
-def test_pieces_of_a_split_text_have_the_ids_of_the_whole(case: tuple[str, Tokenizer]) -> None:
-    engine = create(*case)
+def test_pieces_of_a_split_text_have_the_ids_of_the_whole(engine: Engine) -> None:
     for seed in range(3):
         text = " ".join(make_texts(80, seed=seed))
         for size in (1, 10, 100, 5000, 10**6):
@@ -152,33 +158,24 @@ def test_pieces_of_a_split_text_have_the_ids_of_the_whole(case: tuple[str, Token
             assert [token for ids in lists(engine, pieces) for token in ids] == lists(engine, [text])[0]
 
 
-def test_recycling_changes_no_id(case: tuple[str, Tokenizer]) -> None:
-    engine = create(*case)
+def test_recycling_changes_no_id(engine: Engine) -> None:
     texts = make_texts(60, seed=8)
     before = lists(engine, texts)
     engine.recycle()
     assert lists(engine, texts) == before
 
 
-def test_ids_are_below_the_vocabulary_size(case: tuple[str, Tokenizer]) -> None:
-    name, tokenizer = case
-    batch = create(name, tokenizer).encode(make_texts(100, seed=9))
-    assert int(np.max(batch.ids)) < tokenizer.vocab_size
+def test_ids_are_below_the_vocabulary_size(engine: Engine, case: tuple[str, Tokenizer]) -> None:
+    batch = engine.encode(make_texts(100, seed=9))
+    assert int(np.max(batch.ids)) < case[1].vocab_size
 
 
 def test_every_kind_of_tokenizer_survives_being_saved(case: tuple[str, Tokenizer], tmp_path: Path) -> None:
     _, tokenizer = case
     tokenizer.save(tmp_path / "saved")
-    from tokenmill.engines import open_tokenizer
-
     again = open_tokenizer(tmp_path / "saved", tokenizer.name)
-    assert (again.kind, again.vocab_size, again.eos_id, again.bos_id, again.sha256) == (
-        tokenizer.kind,
-        tokenizer.vocab_size,
-        tokenizer.eos_id,
-        tokenizer.bos_id,
-        tokenizer.sha256,
-    )
+    for name in ("kind", "vocab_size", "eos_id", "bos_id", "sha256"):
+        assert getattr(again, name) == getattr(tokenizer, name)
     texts = make_texts(20, seed=2)
     reference = REFERENCES[tokenizer.kind]
     assert lists(create(reference, again), texts) == lists(create(reference, tokenizer), texts)

@@ -20,7 +20,8 @@ import zstandard
 
 import tokenmill as tm
 from tests.interop.environments import environment
-from tests.test_supervision import ALTERNATES, ALWAYS_PROMPTS, CHATML, TAGS, THINKS, make_records, make_tokenizer
+from tests.supervision.test_chat import ALTERNATES, ALWAYS_PROMPTS, CHATML, TAGS, THINKS
+from tests.supervision.test_supervision import make_records, make_tokenizer
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 

@@ -1,9 +1,9 @@
-"""Exports and shards read by other projects' own readers, each in an environment of its own.
+"""Exports and shards, read by other projects' own readers, each in an environment of its own.
 
     make test-interop
 
-Builds `.interop/NAME` from PyPI when it is not there, makes small stores, exports them, and lets the other
-project read the files: tokens and document boundaries must be equal. With names of projects as arguments, only those.
+Builds `.interop/NAME` from PyPI if it is missing, makes small stores, exports them, and lets the other project read the
+files: tokens and document boundaries must be equal. With names of projects as arguments, only those run.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.exports import documents_of, rows_of
 from tests.interop.environments import environment
 from tests.interop.stores import make_stores
-from tokenmill.exporters import export, litdata, mds
+from tests.support.exports import documents_of, rows_of
+from tokenmill.formats import litdata, mds
+from tokenmill.formats.export import export
 from tokenmill.store.store import TokenStore
 
 PEERS = Path(__file__).parent / "peers"
@@ -31,7 +32,7 @@ Stores = dict[str, TokenStore]
 
 
 def megatron(stores: Stores, folder: Path) -> Iterator[Case]:
-    """The store itself, one merged pair, and links."""
+    """Cases of the store's own shards, one merged pair, and links."""
     for name, store in stores.items():
         documents = documents_of(store.split())
         shards = [shard.name for shard in store.manifest.splits["train"].shards]
@@ -46,7 +47,7 @@ def megatron(stores: Stores, folder: Path) -> Iterator[Case]:
 
 
 def datatrove(stores: Stores, folder: Path) -> Iterator[Case]:
-    """Merged and links; of two splits, each has a folder."""
+    """Cases of merged files and links; each of two splits has a folder."""
     for name, store in stores.items():
         for links in (False, True):
             dest = folder / f"{name}-{links}"
@@ -55,14 +56,14 @@ def datatrove(stores: Stores, folder: Path) -> Iterator[Case]:
                 yield {
                     "name": f"{name} {split}{', links' * links}",
                     "folder": str(dest / split if len(store.splits) > 1 else dest),
-                    # Its reader counts positions wrongly where a document has no token at all.
+                    # Its reader counts positions wrongly if a document has no tokens.
                     "has_positions": name != "bare",
                     **_facts(store, split),
                 }
 
 
 def olmo(stores: Stores, folder: Path) -> Iterator[Case]:
-    """Merged and links."""
+    """Cases of merged files and links."""
     for name, store in stores.items():
         export(store.path, folder / f"{name}-merged", to="olmo")
         for split in store.splits:
@@ -87,8 +88,8 @@ def _facts(store: TokenStore, split: str) -> Case:
 
 
 def _of_rows(to: str) -> Callable[[Stores, Path], Iterator[Case]]:
-    # Small files, so that rows lie in several of them.
-    mds.SHARD_BYTES = litdata.CHUNK_BYTES = 200_000
+    # Small files, so that there are several.
+    mds.MosaicShards.file_bytes = litdata.LitChunks.file_bytes = 200_000
 
     def make(stores: Stores, folder: Path) -> Iterator[Case]:
         for name, store in stores.items():
@@ -112,7 +113,7 @@ PROJECTS: dict[str, Callable[[Stores, Path], Iterator[Case]]] = {
 
 
 def main(names: list[str]) -> None:
-    """Run the projects one after the other and print a tally."""
+    """Run the projects one after the other, and print how many cases passed."""
     num_passed, failed = 0, []
     with tempfile.TemporaryDirectory() as folder:
         stores = make_stores(Path(folder))

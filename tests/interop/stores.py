@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 import tokenmill
-from tests.exports import add_mask
+from tests.support.exports import add_mask
 from tokenmill.store.store import TokenStore
 
 TEXTS = ["one document", "", "größer 日本", "x" * 5000, "w1 w69999 w500 the last"] * 50
 
 
 def make_stores(folder: Path) -> dict[str, TokenStore]:
-    """By name: `narrow` is uint16 with two splits, `wide` is int32, `bare` has no EOS, `supervised` has a mask."""
+    """Make stores by name: `narrow` is uint16 with two splits, `wide` is int32, `bare` has no EOS, `supervised` a mask."""
     source = folder / "texts.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     wide = folder / "tokenizer"
@@ -38,7 +38,7 @@ def make_stores(folder: Path) -> dict[str, TokenStore]:
 
 
 def make_wide_tokenizer(folder: Path) -> None:
-    """A vocabulary above 65,536, so that ids are int32."""
+    """Write a tokenizer with a vocabulary above 65,536, so that ids are int32."""
     vocab = {f"w{number}": number for number in range(70_000)}
     vocab |= {"[UNK]": 70_000, "</s>": 70_001}
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}

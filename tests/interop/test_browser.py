@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import make_texts, write_jsonl
-from tests.running import tokenize_here
-from tests.test_report import EVIL
-from tokenmill.report import write_report
+from tests.support.running import tokenize_here
+from tests.tools.test_report import EVIL
 from tokenmill.store.store import TokenStore
+from tokenmill.tools.report import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")

@@ -12,7 +12,17 @@ from typing import Annotated
 import typer
 
 from tokenmill import __version__
-from tokenmill.cli import looking, making, measuring, tokenizing
+from tokenmill.cli import bench
+from tokenmill.cli.demo import demo
+from tokenmill.cli.estimate import estimate
+from tokenmill.cli.export import export
+from tokenmill.cli.inspect import inspect
+from tokenmill.cli.report import report
+from tokenmill.cli.status import status
+from tokenmill.cli.tokenize import finish, tokenize
+from tokenmill.cli.trace import trace
+from tokenmill.cli.train_tokenizer import train_tokenizer
+from tokenmill.cli.verify import verify
 from tokenmill.errors import TokenmillError, UsageError
 
 __all__ = ["app", "main"]
@@ -25,21 +35,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Raw text to training batches: tokenize once, choose everything else when loading.",
 )
-app.add_typer(measuring.app, name="bench")
-for command in (
-    tokenizing.tokenize,
-    tokenizing.finish,
-    tokenizing.estimate,
-    looking.status,
-    looking.inspect,
-    looking.trace,
-    looking.verify,
-    looking.report,
-    making.train_tokenizer,
-    making.export,
-):
+app.add_typer(bench.app, name="bench")
+for command in (tokenize, finish, estimate, status, inspect, trace, verify, report, train_tokenizer, export):
     app.command(command.__name__.replace("_", "-"), no_args_is_help=True)(command)
-app.command()(making.demo)
+app.command()(demo)
 
 INTERRUPTED = 130
 
@@ -55,7 +54,7 @@ def main() -> None:
     """Run the command line; turn errors into a sentence and an exit code."""
     try:
         code = app(standalone_mode=False)
-        # typer turns Ctrl-C into an exit code, which it returns.
+        # typer turns Ctrl-C into an exit code and returns it.
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
@@ -69,7 +68,7 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}", None, usage=False)
     except Exception as error:
-        # typer raises click's exceptions, or those of its own copy of click: known by what they can do.
+        # typer raises click's exceptions, or those of its own copy of click; both have an exit code.
         if not hasattr(error, "exit_code"):
             raise
         if hasattr(error, "show"):

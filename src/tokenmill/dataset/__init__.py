@@ -5,11 +5,3 @@
 A dataset is frozen and random access: `len` is one epoch, and an index past the end is the next epoch,
 so a place in training is one integer.
 """
-
-from tokenmill.dataset.base import Rows
-from tokenmill.dataset.mixing import mix
-from tokenmill.dataset.packing import pack
-from tokenmill.dataset.shuffling import shuffle
-from tokenmill.dataset.slicing import deny, skip, slice_, take
-
-__all__ = ["Rows", "deny", "mix", "pack", "shuffle", "skip", "slice_", "take"]

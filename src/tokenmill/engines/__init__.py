@@ -1,8 +1,8 @@
 """Engines by name, and the choice between them.
 
-Each kind of tokenizer has one *reference*, the library that defines its ids, and may have
-a faster engine. `choose` takes the fastest one that is known to implement the tokenizer's
-structure; `parity` then proves it on the user's own documents before anything is published.
+Each kind of tokenizer has one *reference*, the library that defines its ids, and may have a faster engine. `choose`
+returns the fastest engine that is known to implement the structure of a tokenizer. Before a run publishes anything,
+`pipeline/task/parity.py` compares its ids with the reference on the user's own documents.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tokenmill.errors import UsageError
 __all__ = [
     "ENGINES",
     "REFERENCES",
-    "Choice",
     "Engine",
+    "EngineChoice",
     "EngineName",
     "SpecialTokens",
     "Tokenizer",
@@ -39,21 +39,21 @@ REFERENCES: dict[str, EngineName] = {
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The engine for a run, and why a faster one is not used."""
+class EngineChoice:
+    """The engine of a run, and why a faster one is not used."""
 
     engine: EngineName
     reference: EngineName
     note: str | None = None
-    """Said to the user when the fastest engine had to be left aside."""
+    """Tells the user why the fastest engine cannot be used."""
     named: bool = False
-    """The user asked for this engine: a mismatch is then an error, not a fall-back."""
+    """Whether the user named this engine. Then a mismatch is an error, and the run does not fall back."""
 
 
 def create(
     name: EngineName, tokenizer: Tokenizer, special_tokens: SpecialTokens = "as-text", *, threads: bool = False
 ) -> Engine:
-    """Load an engine for a tokenizer. `threads` lets a reference use the library's own thread pool."""
+    """Load an engine for a tokenizer. `threads` lets a reference use the thread pool of its library."""
     if name == "gigatoken":
         from tokenmill.engines.gigatoken import GigatokenEngine
 
@@ -76,31 +76,31 @@ def create(
     return BytesEngine()
 
 
-def choose(tokenizer: Tokenizer, engine: str = "auto", special_tokens: SpecialTokens = "as-text") -> Choice:
-    """Pick the fastest engine whose structure check passes, or the one the user named."""
-    reference = REFERENCES[tokenizer.kind]
+def choose(tokenizer: Tokenizer, engine: str = "auto", special_tokens: SpecialTokens = "as-text") -> EngineChoice:
+    """Return the engine that the user named, or the fastest one that implements the structure of the tokenizer."""
+    reference, name = REFERENCES[tokenizer.kind], tokenizer.name
     if special_tokens != "as-text" and not tokenizer.special_tokens:
-        raise UsageError(f"--special-tokens {special_tokens}: {tokenizer.name} declares no special tokens")
+        raise UsageError(f"--special-tokens {special_tokens}: {name} declares no special tokens")
     if special_tokens != "as-text" and tokenizer.kind in {"sentencepiece", "bytes"}:
         raise UsageError(
-            f"--special-tokens {special_tokens} is not possible with {tokenizer.name}: the {reference} library always "
-            "treats special-token strings as text; use a tokenizer.json, or --special-tokens as-text"
+            f"--special-tokens {special_tokens} is not possible with {name}: the {reference} library always treats "
+            "special-token strings as text; use a tokenizer.json, or --special-tokens as-text"
         )
     if engine not in ("auto", *ENGINES):
         raise UsageError(f"--engine {engine} is not one of auto, {', '.join(ENGINES)}")
     if engine not in ("auto", "gigatoken", reference):
-        raise UsageError(f"--engine {engine} cannot load {tokenizer.name}; use auto, gigatoken or {reference}")
+        raise UsageError(f"--engine {engine} cannot load {name}; use auto, gigatoken or {reference}")
     if engine == reference:
-        return Choice(reference, reference, named=True)
-    if engine == "gigatoken" and tokenizer.kind == "bytes":
-        raise UsageError("--engine gigatoken cannot be used for bytes, which are ids already; use --engine auto")
+        return EngineChoice(reference, reference, named=True)
+    if tokenizer.kind == "bytes":
+        if engine == "gigatoken":
+            raise UsageError("--engine gigatoken cannot be used for bytes, which are ids already; use --engine auto")
+        return EngineChoice("bytes", "bytes")
     from tokenmill.engines.gigatoken import why_not
 
-    reason = why_not(tokenizer, special_tokens) if tokenizer.kind != "bytes" else None
-    if tokenizer.kind == "bytes":
-        return Choice("bytes", "bytes")
+    reason = why_not(tokenizer, special_tokens)
     if reason is None:
-        return Choice("gigatoken", reference, named=engine == "gigatoken")
+        return EngineChoice("gigatoken", reference, named=engine == "gigatoken")
     if engine == "gigatoken":
-        raise UsageError(f"--engine gigatoken cannot be used for {tokenizer.name}: {reason}; use --engine auto")
-    return Choice(reference, reference, note=f"gigatoken is not used for {tokenizer.name}: {reason}")
+        raise UsageError(f"--engine gigatoken cannot be used for {name}: {reason}; use --engine auto")
+    return EngineChoice(reference, reference, note=f"gigatoken is not used for {name}: {reason}")

@@ -1,7 +1,7 @@
-"""Where in its text each token lies, in bytes of UTF-8.
+"""Find the bytes of UTF-8 that each token stands for.
 
-The tokens of most tokenizers spell the text byte by byte, so that their lengths say it all; this is checked for
-every document. Where a normalizer has changed the text, the reference library is asked, which keeps count.
+The tokens of most tokenizers spell the text byte by byte, so that their lengths give their places; this is checked for
+every document. If a normalizer has changed the text, the reference library returns the offsets.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.batch import IntArray, TokenBatch
 from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.decoding import Decoder
+from tokenmill.engines.decoder import Decoder
 from tokenmill.engines.tokenizer import Tokenizer, sentencepiece_processor
+from tokenmill.text_batch import IntArray, TokenBatch
 
 __all__ = ["Aligner"]
 
@@ -24,7 +24,7 @@ Places = npt.NDArray[np.int64]
 
 
 class Aligner:
-    """Finds the bytes of tokens that an engine has made of texts."""
+    """Finds the places of an engine's tokens in their texts."""
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
         self._tokenizer = tokenizer
@@ -35,7 +35,7 @@ class Aligner:
         self._normalizes = tokenizer.kind == "sentencepiece" or tokenizer.config.get("normalizer") is not None
 
     def align(self, texts: list[str], batch: TokenBatch) -> tuple[Places, Places]:
-        """The first byte of each token in its text, and the one past its last."""
+        """Return the first byte of each token in its text, and the byte after its last."""
         lengths = self._lengths[batch.ids]
         ends = np.cumsum(lengths)
         edges = np.concatenate([[0], ends])[batch.offsets]
@@ -56,42 +56,40 @@ class Aligner:
         if spelled == data:
             return starts, stops
         if spelled == b" " + data:
-            # A space that the tokenizer has put in front of the text.
+            # The tokenizer has put a space in front of the text.
             return np.maximum(starts - 1, 0), stops - 1
         edges = _byte_edges(text)
-        found, spans = self._ask(text)
+        found, spans = self._reference_offsets(text)
         if found != ids.tolist():
             raise RuntimeError(f"the reference gives other ids for {text[:60]!r} than the engine did")
         places = np.array(spans, np.int64).reshape(-1, 2)
         return edges[places[:, 0]], edges[places[:, 1]]
 
     @cached_property
-    def _ask(self) -> Callable[[str], tuple[list[int], list[tuple[int, int]]]]:
-        """The library's own answer: ids, and spans of characters."""
+    def _reference_offsets(self) -> Callable[[str], tuple[list[int], list[tuple[int, int]]]]:
+        """A function that returns the ids of a text and their spans of characters, according to the reference."""
+        model = self._tokenizer.files[self._tokenizer.main_file]
         if self._tokenizer.kind == "sentencepiece":
-            processor: Any = sentencepiece_processor(self._tokenizer.files[self._tokenizer.main_file])
+            processor: Any = sentencepiece_processor(model)
 
             def ask_sentencepiece(text: str) -> tuple[list[int], list[tuple[int, int]]]:
                 pieces = processor.encode(text, out_type="immutable_proto").pieces
                 return [piece.id for piece in pieces], [(piece.begin, piece.end) for piece in pieces]
 
             return ask_sentencepiece
-        import tokenizers
+        from tokenmill.engines.huggingface import open_library
 
-        library = tokenizers.Tokenizer.from_buffer(self._tokenizer.files[self._tokenizer.main_file])
-        library.no_truncation()
-        library.no_padding()
-        library.encode_special_tokens = self._special_tokens == "as-text"
+        library = open_library(model, self._special_tokens)
 
-        def ask(text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        def ask_tokenizers(text: str) -> tuple[list[int], list[tuple[int, int]]]:
             encoding = library.encode(text, add_special_tokens=False)
             return encoding.ids, encoding.offsets
 
-        return ask
+        return ask_tokenizers
 
 
 def _byte_edges(text: str) -> Places:
-    """The place in UTF-8 of each character of a text, and of its end."""
+    """Return the place in UTF-8 of each character of a text, and of its end."""
     codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
     widths = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
     return np.concatenate([[0], np.cumsum(widths)])

@@ -1,8 +1,7 @@
-"""The seam between tokenmill and tokenizer libraries: texts in, one flat array of ids out.
+"""What an engine is: it turns texts into one flat array of ids.
 
-An engine encodes what a document says and nothing else: beginning- and end-of-text tokens
-are the pipeline's to add, so that every engine agrees with the reference's
-`encode(..., add_special_tokens=False)`.
+An engine encodes only the text of a document, as the reference does with `encode(..., add_special_tokens=False)`. The
+pipeline adds beginning- and end-of-text tokens.
 """
 
 from __future__ import annotations
@@ -10,38 +9,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from tokenmill.batch import TokenBatch
+from tokenmill.text_batch import TokenBatch
 
 __all__ = ["Engine", "SpecialTokens"]
 
 SpecialTokens = Literal["as-text", "parse", "error"]
-"""What a special token's string inside a text means: plain text, the token, or a reject."""
+"""How to treat the string of a special token inside a text: as plain text, as the token, or as an error."""
 
 
 class Engine(Protocol):
-    """Encodes batches of texts with one tokenizer."""
+    """Encodes batches of texts with one tokenizer. The defaults are those of a library without caches that grow."""
 
     name: str
-    num_rerouted: int
-    """Documents that were encoded by the reference because this engine may differ on them."""
+    num_rerouted: int = 0
+    """Documents that the reference encoded because this engine may differ on them."""
 
-    takes_packed: bool
-    """Whether `PackedTexts` are encoded as they are, without a string for each."""
+    takes_packed: bool = False
+    """Whether the engine encodes `PackedTexts` without creating a string for each text."""
 
     memory_per_character: int
-    """Bytes that encoding one long text takes at most, for each of its characters."""
+    """The memory for encoding one long text, in bytes per character at most."""
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
         """Encode each text; the batch has exactly `len(texts)` documents."""
         ...
 
     def split(self, text: str, size: int) -> list[str]:
-        """Cut a long text into pieces of about `size` characters whose ids, end to end, are the text's.
+        """Cut a long text into pieces of about `size` characters whose concatenated ids are those of the text.
 
-        An engine that cannot tell such places gives the whole text back.
+        An engine that does not know such places returns the whole text.
         """
-        ...
+        return [text]
 
     def recycle(self) -> None:
-        """Give back memory that grows with use, such as caches; ids do not change."""
-        ...
+        """Free memory that grows with use, such as caches. Ids do not change."""
+        return

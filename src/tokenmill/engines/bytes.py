@@ -1,4 +1,4 @@
-"""The tokenizer that every machine has: a text's UTF-8 bytes are its ids."""
+"""The tokenizer without a vocabulary file: the ids of a text are its UTF-8 bytes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tokenmill.batch import TokenBatch, encode_texts
+from tokenmill.engines.base import Engine
+from tokenmill.text_batch import TokenBatch, encode_texts
 
 __all__ = ["BytesEngine"]
 
 
-class BytesEngine:
+class BytesEngine(Engine):
     """Ids 0 to 255 are bytes; 256 ends a document and 257 begins one."""
 
     name = "bytes"
-    num_rerouted = 0
     takes_packed = True
     memory_per_character = 16
 
@@ -27,8 +27,5 @@ class BytesEngine:
         return TokenBatch(np.frombuffer(b"".join(encoded), np.uint8), offsets)
 
     def split(self, text: str, size: int) -> list[str]:
-        """Pieces of `size` characters: bytes do not depend on each other."""
+        """Cut anywhere: bytes do not depend on each other."""
         return [text[start : start + size] for start in range(0, len(text), size)] or [text]
-
-    def recycle(self) -> None:
-        """Nothing grows here."""

@@ -1,10 +1,9 @@
-"""The fast engine: gigatoken, hosted so that its ids are always the reference's.
+"""The fast engine: gigatoken, used so that its ids are always those of the reference.
 
-What it needs of a host, found by measurement: plain lists of valid `str` (its own file
-readers drop documents in silence), no thread pool (one worker process per core), a tokenizer
-whose structure it implements exactly (`eligibility`), the reference for documents with
-code points that the two libraries classify differently (`disputes`), and a cache that is
-thrown away when it has grown (`recycle`).
+Measurements have shown what this takes. It gets lists of valid `str` or packed texts, because its own file readers drop
+documents without notice. It gets no thread pool, because there is one worker process per core. `_eligibility` admits
+only tokenizers whose structure it implements exactly. Documents with code points that the two libraries classify
+differently go to the reference (`_disputes`). `recycle` drops its cache of words, which grows without bound.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.batch import PackedTexts, TokenBatch, check_range
+from tokenmill.engines._disputes import DisputeFilter, Ranges, disputed_ranges
+from tokenmill.engines._eligibility import disputed_ranges_of, engine_config, refuses
+from tokenmill.engines._piece_models import model_config, refuses_model
+from tokenmill.engines._split import cut_between_words, has_gap
 from tokenmill.engines.base import Engine, SpecialTokens
-from tokenmill.engines.disputes import DisputeFilter, Ranges, disputed_ranges
-from tokenmill.engines.eligibility import disputed_ranges_of, engine_config, refuses
-from tokenmill.engines.piece_models import model_config, refuses_model
-from tokenmill.engines.splitting import WORD_GAP, cut_between_words
 from tokenmill.engines.tokenizer import Tokenizer
+from tokenmill.text_batch import PackedTexts, TokenBatch, check_range
 
 __all__ = ["GigatokenEngine", "return_plain_arrays", "why_not"]
 
@@ -35,7 +34,7 @@ TIKTOKEN_SCHEMES = {"gpt2": "gpt2", "r50k_base": "gpt2", "cl100k_base": "gpt4", 
 
 
 def why_not(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> str | None:
-    """Why this engine may not be used for a tokenizer, or None when it may."""
+    """Explain why this engine may not be used for a tokenizer, or return None."""
     if tokenizer.kind == "huggingface":
         return refuses(tokenizer.config, parse_special=special_tokens != "as-text")
     if tokenizer.kind == "sentencepiece":
@@ -45,8 +44,8 @@ def why_not(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> str | None:
     return f"it does not encode {tokenizer.kind}"
 
 
-class GigatokenEngine:
-    """Encodes with gigatoken; documents it may get wrong go through `reference`."""
+class GigatokenEngine(Engine):
+    """Encodes with gigatoken. The `reference` encodes documents on which the two may differ."""
 
     name = "gigatoken"
     memory_per_character = 16
@@ -58,36 +57,46 @@ class GigatokenEngine:
         self._reference: Engine | None = None
         self._vocab_size = tokenizer.vocab_size
         self._disputes = _dispute_filter(tokenizer, self._backend)
-        self._cuts_words = _cuts_words(tokenizer)
+        is_by_words = tokenizer.kind == "tiktoken" or (
+            tokenizer.kind == "huggingface" and not tokenizer.config["model"].get("byte_fallback")
+        )
+        self._cuts_words = is_by_words and not has_gap(tokenizer)
         self.takes_packed = _splits_buffers(self._backend)
-        self.num_rerouted = 0
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
-        """Encode each text, and again with the reference where the two may differ."""
+        """Encode each text, and encode it again with the reference if the two may differ."""
         try:
-            encoded = self._backend.encode_batch(self._source(texts), parallel=False)
+            if isinstance(texts, PackedTexts) and self.takes_packed:
+                encoded = self._backend.encode_batch(_buffer(texts), parallel=False)
+            else:
+                strings = texts if isinstance(texts, list) else list(texts)
+                encoded = self._backend.encode_batch(strings, parallel=False)
         except (Exception, KeyboardInterrupt, SystemExit):
             raise
         except BaseException:
-            # A Rust panic is none of the above and leaves the tokenizer unusable.
+            # A Rust panic is not an `Exception`, and leaves the tokenizer unusable.
             self.recycle()
             self.num_rerouted += len(texts)
             return self.reference.encode(texts)
-        batch = self._narrow(_flatten(encoded))
+        batch = _flatten(encoded)
+        if self._vocab_size <= 1 << 16:
+            # In two bytes, so that later steps read half as much memory.
+            check_range(batch.ids, self._vocab_size)
+            batch.ids = batch.ids.astype(np.uint16)
         if len(batch) != len(texts):
             if isinstance(texts, PackedTexts):
-                # An empty text between two separators is none to gigatoken.
+                # gigatoken drops an empty text between two separators.
                 return self.encode(list(texts))
             raise RuntimeError(f"gigatoken returned {len(batch)} documents for {len(texts)}")
         return self._settle_disputes(texts, batch)
 
     def split(self, text: str, size: int) -> list[str]:
-        """Cut between words, where every split pattern that this engine knows starts one."""
+        """Cut between words: every split pattern that this engine knows starts one there."""
         return cut_between_words(text, size) if self._cuts_words else [text]
 
     @property
     def reference(self) -> Engine:
-        """The reference engine, loaded when the first document needs it."""
+        """The reference engine, which is loaded for the first document that needs it."""
         if self._reference is None:
             self._reference = self._make_reference()
         return self._reference
@@ -96,19 +105,6 @@ class GigatokenEngine:
         """Drop the cache of words, which grows without bound on high-entropy text."""
         del self._backend
         self._backend = self._load()
-
-    def _source(self, texts: Sequence[str]) -> Any:
-        """What gigatoken is given: strings, or the buffer that already holds them."""
-        if isinstance(texts, PackedTexts) and self.takes_packed:
-            return _buffer(texts)
-        return texts if isinstance(texts, list) else list(texts)
-
-    def _narrow(self, batch: TokenBatch) -> TokenBatch:
-        """The ids in two bytes each where they fit, so that all that looks at them reads half as much."""
-        if self._vocab_size <= 1 << 16:
-            check_range(batch.ids, self._vocab_size)
-            batch.ids = batch.ids.astype(np.uint16)
-        return batch
 
     def _settle_disputes(self, texts: Sequence[str], batch: TokenBatch) -> TokenBatch:
         if self._disputes is None:
@@ -122,18 +118,18 @@ class GigatokenEngine:
 
 
 class _Rows(NamedTuple):
-    """What gigatoken has to say of a batch."""
+    """The ids of a batch, and the number of ids of each document."""
 
     ids: npt.NDArray[np.uint32]
     lengths: npt.NDArray[np.int64]
 
 
 def return_plain_arrays() -> None:
-    """Let gigatoken return two arrays instead of an awkward Array, in a process that belongs to tokenmill.
+    """Make gigatoken return two arrays instead of an awkward Array, in a process that belongs to tokenmill.
 
-    gigatoken asks the `awkward` module for one thing, to wrap ids and lengths. Importing awkward takes
-    0.25 s and 50 MB, and wrapping a batch takes 0.3 ms, a twentieth of encoding it; so workers answer
-    that one call with the arrays themselves.
+    gigatoken calls one function of the `awkward` package, to wrap ids and lengths. Importing awkward takes 0.25 s and
+    50 MB, and wrapping a batch takes 0.3 ms, a twentieth of the time to encode it. So workers replace the package by a
+    module whose function returns the arrays.
     """
     stand_in = ModuleType("awkward")
     stand_in.Array = type("Array", (), {})  # type: ignore[attr-defined]
@@ -148,7 +144,7 @@ def _buffer(texts: PackedTexts) -> Any:
 
 
 def _splits_buffers(backend: Any) -> bool:
-    """Models with byte fallback do not: gigatoken wants a separator for them that is a character."""
+    """Whether gigatoken splits a buffer at our separator; for models with byte fallback it requires a character."""
     try:
         return len(_flatten(backend.encode_batch(_buffer(PackedTexts.of(["a", "b"])), parallel=False))) == 2
     except ValueError:
@@ -164,7 +160,7 @@ def _flatten(encoded: Any) -> TokenBatch:
 
 
 def _replace_documents(batch: TokenBatch, which: list[int], replacement: TokenBatch) -> TokenBatch:
-    """The batch with the documents `which`, in ascending order, taken from `replacement`."""
+    """Replace the documents `which`, in ascending order, by those of another batch."""
     lengths = np.diff(batch.offsets)
     lengths[which] = np.diff(replacement.offsets)
     pieces = []
@@ -180,27 +176,20 @@ def _replace_documents(batch: TokenBatch, which: list[int], replacement: TokenBa
 
 
 def _dispute_filter(tokenizer: Tokenizer, backend: Any) -> DisputeFilter | None:
-    """None where no character class takes part in how the tokenizer splits."""
+    """Create the filter of a tokenizer; None if no character class affects how it splits."""
     ranges: Ranges = ()
     if tokenizer.kind == "huggingface":
         ranges = disputed_ranges_of(tokenizer.config)
     elif tokenizer.kind == "tiktoken":
-        # Only o200k's pattern tells letters by case.
+        # Only the pattern of o200k distinguishes upper and lower case.
         letters_only = _scheme(tokenizer) != "o200k"
         ranges = disputed_ranges(False, letters_only=letters_only, reference="tiktoken")
     return DisputeFilter(ranges, backend.vocab) if ranges else None
 
 
 def _scheme(tokenizer: Tokenizer) -> str | None:
-    """gigatoken's name for the split pattern of one of OpenAI's encodings."""
+    """Return gigatoken's name for the split pattern of one of OpenAI's encodings, or None."""
     return TIKTOKEN_SCHEMES.get(json.loads(tokenizer.files["tiktoken.json"])["name"])
-
-
-def _cuts_words(tokenizer: Tokenizer) -> bool:
-    if tokenizer.kind == "huggingface":
-        added = [token["content"] for token in tokenizer.config.get("added_tokens") or []]
-        return not tokenizer.config["model"].get("byte_fallback") and not any(map(WORD_GAP.search, added))
-    return tokenizer.kind == "tiktoken" and not any(map(WORD_GAP.search, tokenizer.special_tokens))
 
 
 def _loader(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> Callable[[], Any]:

@@ -4,53 +4,54 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
-from tokenmill.batch import TokenBatch
-from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.splitting import cut_between_words, splits_words
+from tokenmill.engines._split import cut_between_words, splits_words
+from tokenmill.engines.base import Engine, SpecialTokens
 from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.errors import DataError
+from tokenmill.text_batch import TokenBatch
 
-__all__ = ["HuggingFaceEngine"]
+__all__ = ["HuggingFaceEngine", "open_library"]
 
 
-class HuggingFaceEngine:
-    """Encodes with `tokenizers`; truncation and padding settings of the file are switched off.
+class HuggingFaceEngine(Engine):
+    """Encodes with `tokenizers`.
 
-    `threads` lets the library use its own thread pool. Workers leave it off: there is one
-    worker per core already, and the pool does not survive a fork.
+    `threads` lets the library use its own thread pool. Workers do not: there is one worker per core already, and the
+    pool does not survive a fork.
     """
 
     name = "huggingface"
-    num_rerouted = 0
-    takes_packed = False
     memory_per_character = 130
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens, *, threads: bool = False) -> None:
-        import tokenizers
-
         self._parallelism = "true" if threads else "false"
-
         try:
-            self._backend = tokenizers.Tokenizer.from_buffer(tokenizer.files[tokenizer.main_file])
+            self._backend = open_library(tokenizer.files[tokenizer.main_file], special_tokens)
         except Exception as error:
             raise DataError(tokenizer.name, f"tokenizer.json cannot be loaded: {error}") from None
         self._splits_words = splits_words(tokenizer)
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self._backend.encode_special_tokens = special_tokens == "as-text"
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
-        """Encode each text without the post-processor's special tokens."""
+        """Encode each text without the special tokens of the post-processor."""
         if os.environ.get("TOKENIZERS_PARALLELISM") != self._parallelism:
-            # The library asks the environment at every call, and another engine may have said otherwise.
+            # The library reads the environment at every call, and another engine may have changed it.
             os.environ["TOKENIZERS_PARALLELISM"] = self._parallelism
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return TokenBatch.from_lists([encoding.ids for encoding in encodings])
 
     def split(self, text: str, size: int) -> list[str]:
-        """Cut between words, where the tokenizer is known to keep them apart."""
+        """Cut between words if the tokenizer is known to keep them apart."""
         return cut_between_words(text, size) if self._splits_words else [text]
 
-    def recycle(self) -> None:
-        """The library's caches are bounded."""
+
+def open_library(data: bytes, special_tokens: SpecialTokens) -> Any:
+    """Load a `tokenizer.json` into `tokenizers`, without its truncation and padding."""
+    import tokenizers
+
+    library = tokenizers.Tokenizer.from_buffer(data)
+    library.no_truncation()
+    library.no_padding()
+    library.encode_special_tokens = special_tokens == "as-text"
+    return library

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenmill.batch import TokenBatch
+from tokenmill.engines.base import Engine
 from tokenmill.engines.tokenizer import Tokenizer, sentencepiece_processor
+from tokenmill.text_batch import TokenBatch
 
 __all__ = ["SentencePieceEngine"]
 
 
-class SentencePieceEngine:
-    """Encodes with `sentencepiece`, on the calling thread: parallelism is the pipeline's."""
+class SentencePieceEngine(Engine):
+    """Encodes with `sentencepiece` on the calling thread; the pipeline runs one process per core.
+
+    It does not split texts: merges may cross any place.
+    """
 
     name = "sentencepiece"
-    num_rerouted = 0
-    takes_packed = False
     memory_per_character = 100
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._processor = sentencepiece_processor(tokenizer.files[tokenizer.main_file])
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
-        """Encode each text; control pieces such as `<s>` in a text are plain text."""
+        """Encode each text. Control pieces such as `<s>` in a text are plain text."""
         return TokenBatch.from_lists(self._processor.encode(list(texts), num_threads=1))
-
-    def split(self, text: str, size: int) -> list[str]:
-        """The whole text: its merges may cross any place."""
-        return [text]
-
-    def recycle(self) -> None:
-        """Nothing grows here."""

@@ -1,8 +1,8 @@
 """The reference for OpenAI's encodings: `tiktoken`, by name or from a `.tiktoken` rank file.
 
-A rank file holds neither the split pattern nor the special tokens; those live in the code
-that defines an encoding. For OpenAI's own names they are asked of tiktoken; a store writes
-them beside the ranks as `tiktoken.json`, so that it needs neither name nor network later.
+A rank file contains neither the split pattern nor the special tokens; the code that defines an encoding does. For
+OpenAI's own names they come from tiktoken. A store saves them beside the ranks as `tiktoken.json`, so that later it
+needs neither the name nor the network.
 """
 
 from __future__ import annotations
@@ -13,28 +13,26 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.batch import TokenBatch
-from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.base import Engine, SpecialTokens
 from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.errors import DataError, MissingDependencyError, UsageError
+from tokenmill.text_batch import TokenBatch
 
 __all__ = ["EncodingDefinition", "TiktokenEngine", "load_named", "load_ranks", "open_encoding"]
 
 
 class EncodingDefinition(msgspec.Struct, frozen=True):
-    """What a rank file does not say: the encoding's name, split pattern and special tokens."""
+    """What a rank file does not contain: the name, split pattern and special tokens of the encoding."""
 
     name: str
     pattern: str
     special_tokens: dict[str, int]
 
 
-class TiktokenEngine:
-    """Encodes with tiktoken on the calling thread."""
+class TiktokenEngine(Engine):
+    """Encodes with tiktoken on the calling thread. It does not split texts: where depends on the encoding."""
 
     name = "tiktoken"
-    num_rerouted = 0
-    takes_packed = False
     memory_per_character = 60
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
@@ -42,21 +40,14 @@ class TiktokenEngine:
         self._as_text = special_tokens == "as-text"
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
-        """Encode each text, special-token strings as text or as tokens."""
+        """Encode each text, with special-token strings as text or as tokens."""
         if self._as_text:
             return TokenBatch.from_lists([self._encoding.encode_ordinary(text) for text in texts])
         return TokenBatch.from_lists([self._encoding.encode(text, allowed_special="all") for text in texts])
 
-    def split(self, text: str, size: int) -> list[str]:
-        """The whole text: what may be cut depends on the encoding."""
-        return [text]
-
-    def recycle(self) -> None:
-        """Nothing grows here."""
-
 
 def load_named(name: str) -> Tokenizer:
-    """One of the encodings that tiktoken knows, from its cache or the network."""
+    """Load an encoding that tiktoken knows, from its cache or the network."""
     tiktoken = _import_tiktoken()
     if name not in tiktoken.list_encoding_names():
         raise UsageError(
@@ -67,8 +58,8 @@ def load_named(name: str) -> Tokenizer:
         encoding = tiktoken.get_encoding(name)
     except Exception as error:
         raise UsageError(
-            f"--tokenizer tiktoken:{name} could not be fetched ({type(error).__name__}); set TIKTOKEN_CACHE_DIR to a "
-            f"folder that has it, or pass a {name}.tiktoken file"
+            f"--tokenizer tiktoken:{name} could not be downloaded ({type(error).__name__}); set TIKTOKEN_CACHE_DIR to "
+            f"a folder that has it, or pass a {name}.tiktoken file"
         ) from None
     definition = EncodingDefinition(name, encoding._pat_str, dict(encoding._special_tokens))
     files = {f"{name}.tiktoken": _dump_ranks(encoding._mergeable_ranks)}
@@ -76,7 +67,7 @@ def load_named(name: str) -> Tokenizer:
 
 
 def load_ranks(name: str, main_file: str, files: dict[str, bytes]) -> Tokenizer:
-    """A `.tiktoken` file, defined by the `tiktoken.json` beside it or by its own name."""
+    """Load a `.tiktoken` file, which the `tiktoken.json` beside it or its own name defines."""
     if "tiktoken.json" in files:
         definition = msgspec.json.decode(files["tiktoken.json"], type=EncodingDefinition)
     else:
@@ -93,7 +84,7 @@ def _tokenizer(name: str, main_file: str, files: dict[str, bytes], definition: E
 
 
 def open_encoding(tokenizer: Tokenizer) -> Any:
-    """The library's own object for a tokenizer."""
+    """Load a tokenizer into tiktoken."""
     return _encoding(tokenizer.files, tokenizer.main_file)
 
 
@@ -108,7 +99,7 @@ def _encoding(files: Mapping[str, bytes], main_file: str) -> Any:
 
 
 def _published_definition(main_file: str, ranks: bytes) -> EncodingDefinition:
-    """Ask tiktoken's own definition of the encoding, with these ranks in place of a download."""
+    """Call tiktoken's own definition of the encoding, with these ranks in place of a download."""
     _import_tiktoken()
     from tiktoken_ext import openai_public
 

@@ -1,8 +1,7 @@
 """A tokenizer as its own files describe it: vocabulary size, special tokens, BOS and EOS.
 
-Nothing here is guessed. The end-of-text token is what `tokenizer_config.json`,
-`special_tokens_map.json`, the post-processor or the `.model` says it is; a tokenizer that
-does not say is an error that names the flag to set it, because a wrong EOS is found weeks
+Nothing is guessed. `tokenizer_config.json`, `special_tokens_map.json`, the post-processor or the `.model` name the
+end-of-text token. If none of them does, an error names the flag to set it, because a wrong EOS would be found weeks
 later, in the loss.
 """
 
@@ -26,13 +25,15 @@ __all__ = ["Tokenizer", "load_tokenizer", "open_tokenizer"]
 Kind = Literal["huggingface", "sentencepiece", "tiktoken", "bytes"]
 
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "tiktoken.json", "chat_template.jinja")
+HUB_PATTERNS = ["tokenizer.json", "tokenizer.model", "spiece.model", "*.tiktoken"]
+HUB_PATTERNS += ["tokenizer_config.json", "special_tokens_map.json"]
 BYTES_EOS, BYTES_BOS = 256, 257
 BYTES_FILE = "bytes.json"
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """One tokenizer: its files in memory, and what they say about special tokens."""
+    """The files of one tokenizer, and what they say about special tokens."""
 
     name: str
     kind: Kind
@@ -43,13 +44,13 @@ class Tokenizer:
     bos_id: int | None
     eos_id: int | None
     adds_bos: bool
-    """Whether the tokenizer's own post-processor puts a beginning-of-text token in front."""
+    """Whether the post-processor of the tokenizer adds a beginning-of-text token."""
     source: Path | None = field(default=None, repr=False, compare=False)
-    """The file that another process can read it from; None where there is none, or several."""
+    """The file from which another process can read it; None if there is none, or if there are several."""
 
     @cached_property
     def sha256(self) -> str:
-        """Identifies the vocabulary: a hash of the main file, not of its settings beside it."""
+        """A hash of the main file, without the settings beside it: it identifies the vocabulary."""
         return hashlib.sha256(self.files[self.main_file]).hexdigest()
 
     @cached_property
@@ -59,7 +60,7 @@ class Tokenizer:
 
     @cached_property
     def chat_template(self) -> str | None:
-        """The Jinja source that renders conversations: a file of its own, or in `tokenizer_config.json`."""
+        """The Jinja source that renders conversations, from its own file or from `tokenizer_config.json`."""
         if "chat_template.jinja" in self.files:
             return self.files["chat_template.jinja"].decode("utf-8", "replace")
         found = _side_settings(self.files).get("chat_template")
@@ -70,20 +71,20 @@ class Tokenizer:
 
     @property
     def named_tokens(self) -> dict[str, str]:
-        """Special tokens by the names that templates have for them, such as `bos_token`."""
+        """The special tokens by the names that templates use, such as `bos_token`."""
         settings = _side_settings(self.files)
         found = {name: value for name, value in settings.items() if name.endswith("_token")}
         plain = {name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()}
         return {name: value for name, value in plain.items() if isinstance(value, str)}
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer's files, so that a store explains itself."""
+        """Write the files of the tokenizer, so that a store is self-contained."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in sorted(self.files.items()):
             write_durably(folder / name, data)
 
     def token_id(self, token: str, flag: str) -> int:
-        """The id of a token given as its string or its number."""
+        """Return the id of a token that is given as its string or its number."""
         if token in self.special_tokens:
             return self.special_tokens[token]
         if token.isdecimal() and int(token) < self.vocab_size:
@@ -111,7 +112,7 @@ class Tokenizer:
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """Read the tokenizer that `spec` names: a path, `bytes`, `tiktoken:NAME` or a Hub id."""
+    """Load the tokenizer that `spec` names: a path, `bytes`, `tiktoken:NAME` or a Hub id."""
     if spec == "bytes":
         return _bytes()
     if spec.startswith("tiktoken:"):
@@ -127,13 +128,24 @@ def load_tokenizer(spec: str) -> Tokenizer:
         return _from_file(path)
     if path.suffix in {".json", ".model", ".tiktoken"} or spec.startswith((".", "/", "~")):
         raise UsageError(f"--tokenizer {spec}: no such file or directory")
-    from tokenmill.engines.hub import download_tokenizer
+    return open_tokenizer(_download(spec), name=spec)
 
-    return open_tokenizer(download_tokenizer(spec), name=spec)
+
+def _download(name: str) -> Path:
+    """Return the local folder with the tokenizer files of a Hub repository; download them unless they are cached."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_PATTERNS))
+    except Exception as error:
+        raise UsageError(
+            f"--tokenizer {name} is not a local path, and downloading it from the Hub failed ({type(error).__name__}); "
+            "check the name and the network (HF_TOKEN for gated models), or pass a directory with its tokenizer.json"
+        ) from None
 
 
 def open_tokenizer(folder: Path, name: str) -> Tokenizer:
-    """Read a directory of tokenizer files, such as the `tokenizer/` of a store."""
+    """Load a tokenizer from a directory, such as the `tokenizer/` of a store."""
     if not folder.is_dir():
         raise UsageError(f"--tokenizer {folder}: no such directory")
     if (folder / BYTES_FILE).is_file():
@@ -151,7 +163,7 @@ def open_tokenizer(folder: Path, name: str) -> Tokenizer:
 
 
 def _bytes() -> Tokenizer:
-    """UTF-8 bytes as ids; its one file only says so, for a store that explains itself."""
+    """Create the tokenizer of UTF-8 bytes. Its one file only documents it in a store."""
     specials = {"<eos>": BYTES_EOS, "<bos>": BYTES_BOS}
     files = {BYTES_FILE: json.dumps({"tokenizer": "bytes", **specials}).encode() + b"\n"}
     return Tokenizer("bytes", "bytes", BYTES_FILE, files, 258, specials, BYTES_BOS, BYTES_EOS, False)
@@ -201,7 +213,7 @@ def _from_huggingface(name: str, path: Path, files: dict[str, bytes]) -> Tokeniz
         bos = lookup.get(leading[0], bos)
     files = {"tokenizer.json" if key == main_file else key: data for key, data in files.items()}
     tokenizer = Tokenizer(name, "huggingface", "tokenizer.json", files, vocab_size, specials, bos, eos, adds_bos, path)
-    # Parsing takes as long as all else together, so what was parsed here is what the property gives.
+    # Parsing takes as long as everything else together, so the property returns what was parsed here.
     vars(tokenizer)["config"] = config
     return tokenizer
 
@@ -217,7 +229,7 @@ def _from_sentencepiece(name: str, main_file: str, files: dict[str, bytes]) -> T
 
 
 def sentencepiece_processor(model: bytes, file: str = "tokenizer.model") -> Any:
-    """The sentencepiece library's processor for a `.model`, or an error that says what is wrong."""
+    """Load a `.model` into the sentencepiece library."""
     try:
         import sentencepiece
     except ImportError:
@@ -231,7 +243,7 @@ def sentencepiece_processor(model: bytes, file: str = "tokenizer.model") -> Any:
 
 
 def _side_settings(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """`tokenizer_config.json` over `special_tokens_map.json`, tokens as plain strings."""
+    """Merge `special_tokens_map.json` and `tokenizer_config.json`, which wins, with tokens as strings."""
     merged: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if name in files:
@@ -243,7 +255,7 @@ def _side_settings(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _post_processor_tokens(processor: Any) -> tuple[list[str], list[str]]:
-    """The special tokens that a post-processor puts before and after a single text."""
+    """Return the special tokens that a post-processor puts before and after a single text."""
     if not isinstance(processor, dict):
         return [], []
     if processor.get("type") == "Sequence":
@@ -272,7 +284,7 @@ def _parse_json(name: str, data: bytes) -> dict[str, Any]:
     try:
         parsed = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # A byte order mark, UTF-16 or half a surrogate pair: odd, and what the standard library takes.
+        # The standard library also reads a byte order mark, UTF-16 and lone surrogates.
         try:
             parsed = json.loads(data)
         except ValueError as error:

@@ -5,19 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tokenmill.executors.base import Cluster, Executor
+    from tokenmill.executors.base import Executor
 
 __all__ = ["EXECUTORS", "create"]
 
 EXECUTORS = ("local", "ray")
 
 
-def create(name: str) -> Executor | Cluster:
-    """An executor by its name, with what it does by itself."""
+def create(name: str, preload: str) -> Executor:
+    """Make an executor by its name, whose processes call `preload` before their first call."""
+    executor: Executor
     if name == "ray":
         from tokenmill.executors.ray import RayExecutor
 
-        return RayExecutor()
-    from tokenmill.executors.local import start_executor
+        executor = RayExecutor()
+    else:
+        from tokenmill.executors.local import LocalExecutor
 
-    return start_executor()
+        executor = LocalExecutor()
+    executor.warm(preload, b"")
+    return executor

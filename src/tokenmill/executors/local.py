@@ -1,4 +1,8 @@
-"""Workers on this machine: processes forked from a warm nursery."""
+"""Calls in processes of this machine, forked from a warm fork server.
+
+A process keeps what a call has loaded, and an idle one is given the next call. A call whose process dies is run
+once more; a second death is reported, because the call may be what kills.
+"""
 
 from __future__ import annotations
 
@@ -10,135 +14,207 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 
 from tokenmill.errors import TokenmillError
-from tokenmill.executors.base import Death, Event, Message
+from tokenmill.executors.base import Answer, Call, CallEvent, Capacity, Lost, Note, Place, Started
 
-__all__ = ["LocalExecutor", "start_executor"]
+__all__ = ["LocalExecutor"]
 
 STATUS_SECONDS = 2.0
+PYTHON = sys.executable
 NO_THREADS = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-"""Workers are the parallelism: libraries must not start thread pools of their own."""
+"""Processes are the parallelism: libraries must not start thread pools of their own."""
 MEMORY_TUNABLES = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=67108864:glibc.malloc.trim_threshold=268435456"
 """Huge pages where the system gives them on request, and blocks of a megabyte that stay with the process between two
 batches: 5% of a worker's time. The tables of engines are read at random, one miss of the page table each."""
+REMEDY = "give tasks more memory (--memory, or fewer --workers)"
 
 _forking = threading.Lock()
 """Held while the other end of a new channel is open here: a program that forks then would keep it open."""
 os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_forking.release)
 
 
-def start_executor(niceness: int = 0) -> LocalExecutor:
-    """An executor whose nursery is already importing what workers need, while the run is being planned."""
-    executor = LocalExecutor(niceness)
-    executor.warm("tokenmill.pipeline.worker:preload", b"")
-    return executor
+class LocalProcess:
+    """A forked process, the channel to it, and the call that it runs."""
 
-
-class LocalWorker:
-    """A forked process and the channel to it."""
-
-    def __init__(self, name: str, pid: int, connection: Connection) -> None:
-        self.name = name
-        self.pid = pid
+    def __init__(self, place: Place, connection: Connection) -> None:
+        self.place = place
         self.connection = connection
+        self.context: bytes | None = None
+        self.call: Call | None = None
 
-    def send(self, data: bytes) -> None:
-        """Send one message; a dead worker is reported by the executor's `wait`."""
+    def start(self, call: Call) -> None:
+        """Send a call. If the process has died, `wait` reports it."""
         with suppress(OSError):
-            self.connection.send_bytes(data)
+            if call.context is not self.context:
+                self.connection.send_bytes(b"c" + call.context)
+                self.context = call.context
+            self.connection.send_bytes(b"r" + call.target.encode() + b"\0" + call.payload)
+        self.call = call
 
     def kill(self) -> None:
-        """End the worker at once."""
+        """End the process at once."""
         with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.place.pid, signal.SIGKILL)
 
 
 class LocalExecutor:
-    """Starts a nursery at once, so that its imports overlap with planning; `niceness` lets other work go first."""
+    """Starts its fork server at once, so that imports overlap with planning; `niceness` lets other work go first."""
+
+    shares_disk = True
+    memory_per_call: int | None = None
+    may_grow = False
 
     def __init__(self, niceness: int = 0) -> None:
         self._niceness = niceness
-        self._workers: dict[int, LocalWorker] = {}
+        self._pins: Sequence[int] = ()
+        self._processes: dict[int, LocalProcess] = {}
+        self._idle: list[LocalProcess] = []
+        self._events: list[CallEvent] = []
+        self._retried: set[Call] = set()
         self._codes: dict[int, int] = {}
         self._warmings: list[dict[str, str]] = []
-        self._start_nursery()
+        self._num_workers = 0
+        self._server: subprocess.Popen[bytes] | None = None
+        self._start_server()
+
+    def join(self, num_calls: int | None) -> None:
+        """Start the fork server again, if the executor was closed."""
+        if self._server is None:
+            self._restart_server()
+
+    def pin(self, cpus: Sequence[int]) -> None:
+        """Keep each process that is started from now on on one of these CPUs, in turn."""
+        self._pins = cpus
 
     def warm(self, target: str, payload: bytes) -> None:
-        """Let the nursery call a function; workers that are started later share what it leaves."""
+        """Let the fork server call a function; processes that are forked later share what it leaves in memory."""
         request = {"do": "warm", "target": target, "payload": payload.decode()}
         self._warmings.append(request)
         self._request(request, [])
 
-    def launch(self, name: str, target: str, payload: bytes) -> LocalWorker:
-        """Fork a worker from the nursery, which is started anew if it was killed."""
-        for attempt in (1, 2):
-            with _forking:
-                ours, theirs = socket.socketpair()
-                self._request({"do": "fork", "target": target}, [theirs.fileno()])
-                theirs.close()
-            pid = self._read_until_started()
-            if pid is not None:
-                # The number may have been another worker's before.
-                self._codes.pop(pid, None)
-                worker = LocalWorker(name, pid, Connection(ours.detach()))
-                self._workers[pid] = worker
-                worker.send(payload)
-                return worker
-            ours.close()
-            if attempt == 1:
-                self._restart_nursery()
-        raise TokenmillError("no worker process could be started; run the same command again to continue")
+    def capacity(self, memory_bytes: int = 0) -> Capacity:
+        """One call per core."""
+        from tokenmill.machine import available_memory, usable_cores
 
-    def wait(self, timeout: float) -> list[Event]:
-        """Messages and deaths; a death is reported after the worker's last message."""
-        by_connection = {worker.connection: worker for worker in self._workers.values()}
-        events: list[Event] = []
+        cores = usable_cores()
+        return Capacity(cores, available_memory() // cores)
+
+    def submit(self, call: Call) -> None:
+        """Run a call at once, in an idle process or in a new one."""
+        self._start(call)
+
+    def wait(self, timeout: float) -> list[CallEvent]:
+        """Return what has happened; a loss comes after the last note of its process."""
+        by_connection = {process.connection: process for process in self._processes.values()}
         control = self._control
-        for ready in wait([*by_connection, control], timeout):
+        for ready in wait([*by_connection, control], 0.0 if self._events else timeout):
             if ready is control:
-                # Asking how a worker ended may have put a new nursery in its place meanwhile.
+                # Asking how a process ended may have put a new fork server in its place meanwhile.
                 if control is self._control:
                     self._read_control(block=False)
                 continue
-            worker = by_connection[ready]  # type: ignore[index]
-            try:
-                events.append(Message(worker, worker.connection.recv_bytes()))
-            except (EOFError, OSError):
-                events.append(Death(worker, self._describe_end(worker)))
-                worker.connection.close()
-                del self._workers[worker.pid]
+            self._receive(by_connection[ready])  # type: ignore[index]
+        events, self._events = self._events, []
         return events
 
     def close(self) -> None:
-        """Kill all workers and the nursery, and wait until they are gone."""
-        for worker in self._workers.values():
-            worker.kill()
+        """Kill all processes and the fork server, and wait until they are gone."""
+        for process in self._processes.values():
+            process.kill()
         deadline = time.monotonic() + STATUS_SECONDS
-        while any(map(self._lives, self._workers)) and time.monotonic() < deadline:
+        while any(map(self._lives, self._processes)) and time.monotonic() < deadline:
             if self._alive and wait([self._control], 0.05):
                 self._read_control(block=True)
             elif not self._alive:
                 time.sleep(0.01)
-        for worker in self._workers.values():
-            worker.connection.close()
-        self._workers.clear()
-        self._control.close()
-        # It has no children left; waiting would mean waiting for its imports when a run ends at once.
-        self._nursery.kill()
-        self._nursery.wait()
+        for process in self._processes.values():
+            process.connection.close()
+        self._processes, self._idle, self._events, self._retried = {}, [], [], set()
+        self._stop_server()
 
-    def _start_nursery(self) -> None:
+    def _start(self, call: Call, lost: str | None = None) -> None:
+        process = self._idle.pop() if self._idle and not call.is_last else self._fork(call)
+        process.start(call)
+        self._events.append(Started(call, process.place, lost))
+
+    def _receive(self, process: LocalProcess) -> None:
+        try:
+            data = process.connection.recv_bytes()
+        except (EOFError, OSError):
+            self._remove(process)
+            return
+        call = process.call
+        assert call is not None
+        if data[:1] == b"n":
+            self._events.append(Note(call, data[1:]))
+            return
+        self._events.append(Answer(call, data[1:]))
+        self._retried.discard(call)
+        process.call = None
+        if call.is_last:
+            process.kill()
+        else:
+            self._idle.append(process)
+
+    def _remove(self, process: LocalProcess) -> None:
+        """Forget a process that has ended, and run its call again, once."""
+        del self._processes[process.place.pid]
+        process.connection.close()
+        call = process.call
+        if call is None:
+            if process in self._idle:
+                self._idle.remove(process)
+            return
+        how = f"was lost with {process.place}, which {self._describe_end(process.place.pid)}"
+        if call in self._retried:
+            self._retried.discard(call)
+            self._events.append(Lost(call, f"{how}, the last of 2 attempts", REMEDY))
+        else:
+            self._retried.add(call)
+            self._start(call, how)
+
+    def _fork(self, call: Call) -> LocalProcess:
+        """Fork a process from the server, which is started anew if it was killed."""
+        for attempt in (1, 2):
+            with _forking:
+                ours, theirs = socket.socketpair()
+                self._request({"do": "fork"}, [theirs.fileno()])
+                theirs.close()
+            pid = self._read_until_started()
+            if pid is not None:
+                # The number may have been another process's before.
+                self._codes.pop(pid, None)
+                process = LocalProcess(self._name(pid, call), Connection(ours.detach()))
+                self._processes[pid] = process
+                return process
+            ours.close()
+            if attempt == 1:
+                self._restart_server()
+        raise TokenmillError("no worker process could be started; run the same command again to continue")
+
+    def _name(self, pid: int, call: Call) -> Place:
+        if call.is_last:
+            return Place("", pid, "a helper")
+        self._num_workers += 1
+        if self._pins:
+            with suppress(OSError):
+                os.sched_setaffinity(pid, {self._pins[(self._num_workers - 1) % len(self._pins)]})
+        return Place("", pid, f"worker {self._num_workers}")
+
+    def _start_server(self) -> None:
         with _forking:
             ours, theirs = socket.socketpair()
-            command = [sys.executable, "-m", "tokenmill.executors.nursery", str(theirs.fileno()), str(self._niceness)]
+            arguments = [str(theirs.fileno()), str(self._niceness)]
+            command = [PYTHON, "-m", "tokenmill.executors._fork_server", *arguments]
             environment = {"GLIBC_TUNABLES": MEMORY_TUNABLES, **os.environ, **NO_THREADS}
-            # Blocked until the nursery ignores it, Ctrl-C cannot print a traceback out of its start.
+            # Blocked until the server ignores it, Ctrl-C cannot print a traceback out of its start.
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             try:
-                self._nursery = subprocess.Popen(
+                self._server = subprocess.Popen(
                     command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
                 )
             finally:
@@ -148,16 +224,22 @@ class LocalExecutor:
         self._buffer = b""
         self._alive = True
 
-    def _restart_nursery(self) -> None:
-        self._control.close()
-        self._nursery.kill()
-        self._nursery.wait()
-        self._start_nursery()
+    def _stop_server(self) -> None:
+        """Kill the server. Waiting for it to end by itself would mean waiting for its imports."""
+        if self._server is not None:
+            self._control.close()
+            self._server.kill()
+            self._server.wait()
+            self._server = None
+
+    def _restart_server(self) -> None:
+        self._stop_server()
+        self._start_server()
         for request in self._warmings:
             self._request(request, [])
 
     def _lives(self, pid: int) -> bool:
-        """Whether a killed worker is still there; when the nursery is dead, only the system knows."""
+        """Whether a killed process is still there; if the server is dead, only the system knows."""
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
@@ -178,7 +260,7 @@ class LocalExecutor:
         return None
 
     def _read_control(self, *, block: bool) -> list[dict[str, int]]:
-        """Read what the nursery says; remember the exit codes of workers."""
+        """Read what the server says, and remember the exit codes of processes."""
         try:
             data = self._control.recv(1 << 16, 0 if block else socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -188,20 +270,20 @@ class LocalExecutor:
         if not data:
             self._alive = False
             if not block:
-                # A dead nursery stays readable forever.
-                self._restart_nursery()
+                # The socket of a dead server stays readable forever.
+                self._restart_server()
             return []
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         messages: list[dict[str, int]] = [json.loads(line) for line in lines]
         self._codes.update({m["ended"]: m["code"] for m in messages if "ended" in m})
         return messages
 
-    def _describe_end(self, worker: LocalWorker) -> str:
+    def _describe_end(self, pid: int) -> str:
         deadline = time.monotonic() + STATUS_SECONDS
-        while worker.pid not in self._codes and time.monotonic() < deadline and self._alive:
+        while pid not in self._codes and time.monotonic() < deadline and self._alive:
             if wait([self._control], 0.05):
                 self._read_control(block=False)
-        code = self._codes.get(worker.pid)
+        code = self._codes.get(pid)
         if code is None:
             return "ended unexpectedly"
         if code >= 0:

@@ -1,8 +1,8 @@
 """Calls as tasks of a Ray cluster: one that runs already, or one that is started for the run and ends with it.
 
-Ray places calls, runs them again when a process or a machine is lost, and ends them when the run is gone;
-nothing of that is done here. Only names, small orders, notes and answers travel; what calls read and write
-is on storage that all machines share.
+Ray places calls, retries them when a process or a machine is lost, and ends them when the run is gone; this module
+does none of that. Calls, notes and answers are small; the files that calls read and write are on storage that all
+machines share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from tokenmill.errors import MissingDependencyError, TokenmillError, UsageError
-from tokenmill.executors.base import Answer, Begun, Call, CallEvent, Capacity, Loss, Note, Place, resolve
+from tokenmill.executors.base import Answer, Call, CallEvent, Capacity, Lost, Note, Place, Started, resolve
 from tokenmill.machine import parse_bytes, usable_cores
 
 __all__ = ["RayExecutor", "keep_stdout_clean"]
@@ -41,7 +41,7 @@ ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
 def keep_stdout_clean() -> None:
-    """For a program with results on stdout, before it uses Ray, which prints there what it has to say of losses."""
+    """Keep Ray's messages about losses off stdout; call this before Ray is used, if a program prints results there."""
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
 
 
@@ -52,6 +52,8 @@ class RayExecutor:
     machine for the run. A program that has called `ray.init` itself uses that. A task asks for CPUs and memory;
     one that is lost with its process or machine is run again up to `max_retries` times.
     """
+
+    shares_disk = False
 
     def __init__(
         self,
@@ -65,12 +67,12 @@ class RayExecutor:
             raise UsageError(f"num_cpus_per_task {num_cpus_per_task} must be positive")
         if max_retries < 0:
             raise UsageError(f"max_retries {max_retries} must be at least 0")
-        memory = (
-            parse_bytes(memory_per_task, "memory_per_task") if isinstance(memory_per_task, str) else memory_per_task
-        )
+        memory = None if memory_per_task is None else parse_bytes(memory_per_task, "memory_per_task")
         if memory is not None and memory < 1:
             raise UsageError(f"memory_per_task {memory_per_task} must be positive")
         self.memory_per_call = memory
+        self._warmings: list[tuple[str, bytes]] = []
+        self._contexts: dict[bytes, Any] = {}
         self._address = address
         self._num_cpus = num_cpus_per_task
         self._max_retries = max_retries
@@ -102,8 +104,12 @@ class RayExecutor:
         self._run_call = ray.remote(**options)(_run_call)
         self._run_last_call = ray.remote(**options, max_calls=1)(_run_call)
 
+    def warm(self, target: str, payload: bytes) -> None:
+        """Have processes call a function before their first call, unless they may belong to another program."""
+        self._warmings.append((target, payload))
+
     def capacity(self, memory_bytes: int = 0) -> Capacity:
-        """How many calls that take so much memory fit now, and how much each could take with all CPUs in use."""
+        """Return how many calls of this size fit now, and how much memory each could take with all CPUs in use."""
         least = self.memory_per_call or memory_bytes
         num_calls = 0
         shares = []
@@ -118,16 +124,26 @@ class RayExecutor:
         return Capacity(num_calls, min(shares, default=0))
 
     def submit(self, call: Call) -> None:
-        """Hand a call to Ray, which begins those with the same needs in the order they came in."""
+        """Hand a call to Ray, which starts calls with the same needs in the order of submission."""
         function = self._run_last_call if call.is_last else self._run_call
         ref = function.options(memory=self.memory_per_call or call.memory_bytes).remote(
-            self._mailbox, call.name, call.target, call.payload, is_ours=self._is_ours
+            self._mailbox, call.name, call.target, self._share(call.context), call.payload, self._warmings_there
         )
         self._calls[ref] = call
         self._attempts[call.name] = _Attempts(call)
 
+    def _share(self, context: bytes) -> Any:
+        """Put the context of calls into Ray's object store once."""
+        if context not in self._contexts:
+            self._contexts = {context: self._ray.put(context)}
+        return self._contexts[context]
+
+    @property
+    def _warmings_there(self) -> list[tuple[str, bytes]]:
+        return self._warmings if self._is_ours else []
+
     def wait(self, timeout: float) -> list[CallEvent]:
-        """What has happened, after at most `timeout` seconds."""
+        """Return what has happened, after at most `timeout` seconds."""
         try:
             return self._wait(timeout)
         except SystemError as error:
@@ -135,7 +151,7 @@ class RayExecutor:
             raise error.__cause__ or error from None
 
     def _wait(self, timeout: float) -> list[CallEvent]:
-        """Notes first, so that a call is known to have begun when its answer comes."""
+        """Return notes before answers, so that the start of a call comes before its answer."""
         refs = list(self._calls)
         ready: list[Any] = []
         if refs:
@@ -162,7 +178,7 @@ class RayExecutor:
             if refs:
                 ray.wait(refs, num_returns=len(refs), timeout=CLOSE_SECONDS, fetch_local=False)
             ray.kill(self._mailbox)
-        self._calls, self._attempts, self._mailbox = {}, {}, None
+        self._calls, self._attempts, self._contexts, self._mailbox = {}, {}, {}, None
         if self._is_ours:
             ray.shutdown()
         self._is_ours = False
@@ -197,7 +213,7 @@ class RayExecutor:
             raise TokenmillError(f"cannot {verb} {what}: {_reason(error)}; {advice}") from None
 
     def _take_notes(self) -> list[CallEvent]:
-        """What calls have sent; a mailbox that was lost comes back empty, and only notes are missing."""
+        """Return what calls have sent. A lost mailbox restarts empty: then only notes are missing."""
         posted: list[tuple[str, str, bytes | Place]] = []
         with suppress(self._ray.exceptions.RayError, self._ray.exceptions.GetTimeoutError):
             posted = self._ray.get(self._mailbox.take.remote(), timeout=CONNECT_SECONDS)
@@ -214,7 +230,7 @@ class RayExecutor:
         return events
 
     def _begin(self, attempts: _Attempts, node: str, place: Place) -> CallEvent:
-        """Note where a call runs; Ray alone would run one for ever that again and again takes too much memory."""
+        """Note where a call runs. Ray alone would retry forever a call that takes too much memory each time."""
         lost = attempts.place
         if lost is not None and self._lives(attempts.node):
             attempts.num_deaths += 1
@@ -224,7 +240,7 @@ class RayExecutor:
             self._ray.cancel(ref, force=True)
             self._forget(ref)
             return self._lose(attempts.call, f"was lost with {lost}")
-        return Begun(attempts.call, place, lost)
+        return Started(attempts.call, place, None if lost is None else f"was lost with {lost}")
 
     def _lives(self, node: str) -> bool:
         return any(known["NodeID"] == node and known["Alive"] for known in self._ray.nodes())
@@ -243,20 +259,24 @@ class RayExecutor:
                 return self._lose(call, f"was lost with {place}")
             if isinstance(error, kind.RayTaskError):
                 how = f"cannot be run by Ray: {_lines(error)[-1]}"
-                return Loss(call, how, "install the same tokenmill on all machines of the cluster")
-            return Loss(call, f"failed in Ray: {_lines(error)[0]}", "look at the logs of Ray")
+                return Lost(call, how, "install the same tokenmill on all machines of the cluster")
+            return Lost(call, f"failed in Ray: {_lines(error)[0]}", "look at the logs of Ray")
 
-    def _lose(self, call: Call, how: str) -> Loss:
+    def _lose(self, call: Call, how: str) -> Lost:
         attempts = "1 attempt" if self._max_retries == 0 else f"{self._max_retries + 1} attempts"
         remedy = "give tasks more memory (--memory, or fewer --workers)"
-        return Loss(call, f"{how}, the last of {attempts}", remedy)
+        return Lost(call, f"{how}, the last of {attempts}", remedy)
 
     def _forget(self, ref: Any) -> None:
         del self._attempts[self._calls.pop(ref).name]
 
 
+_warmed: set[tuple[str, bytes]] = set()
+"""The warm-up functions that this process has called."""
+
+
 class _Attempts:
-    """Where a call runs, and how often its process died on a machine that lives."""
+    """Where a call runs, and how often its process died on a machine that is still alive."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -266,7 +286,7 @@ class _Attempts:
 
 
 class _Mailbox:
-    """Where calls leave notes for the run: on its own machine, so that losing another one loses none."""
+    """Collects the notes of calls on the run's own machine, so that the loss of another machine loses none."""
 
     def __init__(self) -> None:
         self._notes: list[tuple[str, str, bytes | Place]] = []
@@ -276,30 +296,34 @@ class _Mailbox:
         self._notes.append((name, node, content))
 
     def take(self) -> list[tuple[str, str, bytes | Place]]:
-        """All notes since the last time."""
+        """Return all notes since the last call."""
         notes, self._notes = self._notes, []
         return notes
 
 
-def _run_call(mailbox: Any, name: str, target: str, payload: bytes, *, is_ours: bool) -> bytes:
-    """What Ray runs on a machine of the cluster; the process is ours, unless the program may have other tasks there."""
+def _run_call(
+    mailbox: Any, name: str, target: str, context: bytes, payload: bytes, warmings: list[tuple[str, bytes]]
+) -> bytes:
+    """Run a call on a machine of the cluster, where Ray calls this."""
     import ray
 
-    if is_ours:
-        resolve("tokenmill.pipeline.worker:preload")(b"")
+    for warming in warmings:
+        if warming not in _warmed:
+            _warmed.add(warming)
+            resolve(warming[0])(warming[1])
 
     node = ray.get_runtime_context().get_node_id()
     put = mailbox.put.options(num_returns=0)
     machine = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     put.remote(name, node, Place(machine, os.getpid()))
     with _environment(ONE_THREAD):
-        answer: bytes = resolve(target)(lambda data: put.remote(name, node, data), payload)
+        answer: bytes = resolve(target)(lambda data: put.remote(name, node, data), context, payload)
     return answer
 
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set variables for a while; the process may be somebody else's."""
+    """Set environment variables inside a block; the process may belong to another program."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -322,7 +346,7 @@ def _import_ray() -> Any:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself tries for minutes to reach an address where nobody is."""
+    """Raise if no server answers at an address; Ray itself would retry for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdecimal():
         return
@@ -337,7 +361,7 @@ def _check_reachable(address: str) -> None:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray puts its own handler for SIGTERM in place of the run's."""
+    """Keep the run's handler for SIGTERM, which `ray.init` replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -353,7 +377,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """What Ray says went wrong: the end of a traceback that it has put into words, or all that it says."""
+    """Return the reason of an error of Ray: the end of the traceback in its message, or the whole message."""
     cause = error.__cause__ or error
     said = _lines(cause)[-1].split(". ")[0] if "Traceback" in str(cause) else " ".join(_lines(cause))
     return said[:MOST_WORDS]

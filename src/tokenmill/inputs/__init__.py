@@ -1,7 +1,7 @@
-"""Inputs: what a user names, turned into the files that a run reads.
+"""Inputs: the items that a user names, turned into the files that a run reads.
 
-What has a scheme goes to the backend of that scheme; what is a file, directory or glob here is local; what is left
-may be a data set of the Hub.
+An item with a scheme goes to the backend of that scheme. A file, directory or glob of this machine is local. Any other
+item may be a data set of the Hub.
 """
 
 # ruff: noqa: PTH100, PTH120
@@ -13,11 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
+from tokenmill.display import Display, Silence
 from tokenmill.errors import UsageError
+from tokenmill.inputs._hub_names import explain_absence, find_named, may_be_on_hub
 from tokenmill.inputs.base import Backend, Expansion, Extent, Input
-from tokenmill.inputs.hub.names import could_be_on_hub, explain_absence, name_of
 from tokenmill.inputs.local import is_here
-from tokenmill.progress import Display, Silence
 
 __all__ = ["DEFAULT_TEXT_KEY", "SCHEMES", "Expansion", "Input", "expand_inputs", "name_inputs", "text_key_of"]
 
@@ -31,9 +31,9 @@ def expand_inputs(
 ) -> list[Input]:
     """The files that paths, globs, URLs and `@lists` of them stand for, in the order given.
 
-    A file that several of them reach is read once, at its first place; one that is named twice is refused, because
-    it cannot be told whether that is meant. Files that have to be fetched first are, and `display` shows it; no more
-    of them than `limit` documents need, and for a sample a few with weights.
+    A file that several items find is read once, at its first place. A file that is named twice is an error, because the
+    user may or may not mean it. Files of the Hub are fetched, and `display` shows the progress: only as many as `limit`
+    documents need, and for a sample a few files with weights.
     """
     display = display or Silence()
     extent = Extent(limit, is_sample=is_sample and limit is None)
@@ -57,7 +57,7 @@ def expand_inputs(
 
 
 def _check_revisions(inputs: Iterable[Input]) -> None:
-    """Refuse a file of the Hub at two revisions: a manifest has one name for both, and most of it would come twice."""
+    """Refuse a file of the Hub at two revisions: both have the same name in the manifest, and most of their content."""
     origins: dict[str, str | None] = {}
     for item in inputs:
         if item.name is not None and origins.setdefault(item.name, item.origin) != item.origin:
@@ -87,7 +87,7 @@ def _with_lists(inputs: Iterable[str]) -> Iterator[str]:
 
 
 def _backend_of(item: str, display: Display) -> Backend:
-    """The module that knows an item; what is on this machine is meant, whatever else it may be called."""
+    """The module that expands an item; a file of this machine comes before a data set of the same name."""
     scheme, separator, _ = item.partition("://")
     if separator:
         if scheme not in SCHEMES:
@@ -95,11 +95,11 @@ def _backend_of(item: str, display: Display) -> Backend:
             raise UsageError(f"input {item}: {scheme}:// is not read; expected a path, a glob, or {known}")
         return _load(SCHEMES[scheme])
     if is_here(item):
-        named = name_of(item)
+        named = find_named(item)
         if named is not None:
-            display.say(f"{item} is read from here; the data set is hf://datasets/{named.repository}", style="yellow")
+            display.say(f"{item} is a local path; the data set is hf://datasets/{named.repository}", style="yellow")
         return _load("local")
-    if could_be_on_hub(item):
+    if may_be_on_hub(item):
         return _load("hub")
     raise UsageError(f"input {item}{explain_absence(item)}")
 
@@ -109,7 +109,7 @@ def _load(module: str) -> Backend:
 
 
 def name_inputs(inputs: Sequence[Input]) -> list[str]:
-    """What a manifest calls inputs: local files below their common folder, so that it holds no absolute path."""
+    """The names of inputs in a manifest: local files below their common folder, so that no path is absolute."""
     absolute = {index: os.path.abspath(item.path) for index, item in enumerate(inputs) if item.name is None}
     folder = os.path.commonpath([os.path.dirname(path) for path in absolute.values()]) if absolute else ""
     skip = len(folder) if folder.endswith(os.sep) else len(folder) + 1
@@ -118,13 +118,14 @@ def name_inputs(inputs: Sequence[Input]) -> list[str]:
 
 
 def text_key_of(inputs: Sequence[Input], given: str | None, display: Display | None = None) -> str:
-    """The field that holds the text: the one that was `given`, else what the inputs say, else `text`."""
+    """The field that holds the text: the one `given`, else the one that the inputs name, else `text`."""
     if given is not None:
         return given
     keys = sorted({item.text_key or DEFAULT_TEXT_KEY for item in inputs})
     if len(keys) > 1:
         raise UsageError(
-            f"the inputs have their text in different fields, {', '.join(keys)}; pass --text-key, or run them apart"
+            f"the inputs have their text in different fields, {', '.join(keys)}; pass --text-key, or tokenize them "
+            "separately"
         )
     if keys != [DEFAULT_TEXT_KEY]:
         (display or Silence()).say(f"text       in {keys[0]!r}, the only field of strings; --text-key names another")

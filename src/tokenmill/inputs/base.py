@@ -1,4 +1,4 @@
-"""What a kind of input is: it turns what a user names into the files that stand behind it."""
+"""The seam of inputs: a backend turns an item that a user names into the files that a run reads."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from tokenmill.progress import Display
+from tokenmill.display import Display
 
 __all__ = ["ALL", "Backend", "Expansion", "Extent", "Input"]
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """How much of the inputs is wanted; who does not know how to give less gives all."""
+    """How much of the inputs a command needs. A backend that fetches nothing may ignore it and return all files."""
 
     documents: int | None = None
-    """Files that have so many documents suffice."""
+    """Files with this many documents suffice."""
     is_sample: bool = False
-    """A few files that stand for all suffice."""
+    """A few files that represent all of them suffice."""
 
 
 ALL = Extent()
 
 
 class Input(msgspec.Struct, frozen=True):
-    """One input: where it is read, and what a store calls it."""
+    """One input file."""
 
     path: str
-    """A file of this machine, or the URL of one that is read where it is."""
+    """A file of this machine, or the URL of an object that is read in place."""
     name: str | None = None
     """Its name in the manifest; None: its path below the folder that all such inputs have in common."""
     text_key: str | None = None
-    """The field that holds the text, where whoever publishes the input says so."""
+    """The field that holds the text, if the publisher of the data says so."""
     origin: str | None = None
-    """What it was fetched from, down to the revision: `hf://datasets/owner/name@5f2c91...`."""
+    """The source with its revision: `hf://datasets/owner/name@5f2c91...`."""
     weight: float = 1.0
     """In a sample: how many times its own size it stands for."""
 
 
 class Expansion(NamedTuple):
-    """The files behind one thing that a user named."""
+    """The files that one item stands for."""
 
     inputs: list[Input]
     is_named: bool
-    """Whether the user named this very file; one that is named twice is refused, one that is found twice is not."""
+    """Whether the item is the name of a single file. Naming a file twice is an error; finding it twice is not."""
 
 
 class Backend(Protocol):
-    """A module of this folder: files of one kind."""
+    """A module of this folder that finds one kind of files."""
 
     def expand(self, item: str, display: Display, extent: Extent) -> Expansion:
-        """The files that an item stands for, sorted; a `UsageError` where there is none."""
+        """The files that an item stands for, sorted; raises a `UsageError` if there is none."""

@@ -1,6 +1,6 @@
 """Files, directories and globs of this machine."""
 
-# Names stay strings while inputs are listed: `os.path` takes a tenth of the time of `Path` on 10,000 files.
+# Names stay strings while inputs are listed: for 10,000 files, `os.path` takes a tenth of the time of `Path`.
 # ruff: noqa: PTH110, PTH112, PTH116, PTH207
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import glob
 import os
 import stat
 
+from tokenmill.display import Display
 from tokenmill.errors import UsageError
 from tokenmill.inputs.base import ALL, Expansion, Extent, Input
-from tokenmill.progress import Display
 
 __all__ = ["expand", "is_here"]
 
 
 def is_here(item: str) -> bool:
-    """Whether an item is a file or directory, or a pattern that can only be meant for some."""
+    """Whether an item exists on this machine, or is a glob, which only this machine has without a scheme."""
     try:
         return os.path.exists(item) or glob.has_magic(item)
     except ValueError:
@@ -24,12 +24,7 @@ def is_here(item: str) -> bool:
 
 
 def expand(item: str, display: Display, extent: Extent = ALL) -> Expansion:
-    """The files of one path or glob. Directories are read recursively and sorted, without hidden files."""
-    files, is_named = _find(item)
-    return Expansion([Input(_check_name(file)) for file in files], is_named)
-
-
-def _find(item: str) -> tuple[list[str], bool]:
+    """List the files of one path or glob. Directories are read recursively and sorted, without hidden files."""
     try:
         mode = os.stat(item).st_mode
     except (OSError, ValueError):
@@ -39,19 +34,19 @@ def _find(item: str) -> tuple[list[str], bool]:
         files = [file for match in matches for file in (_walk(match) if os.path.isdir(match) else [match])]
         if not files:
             raise UsageError(f"no file matches {item}") from None
-        return files, False
-    if stat.S_ISDIR(mode):
-        files = _walk(item)
-        if not files:
-            raise UsageError(f"directory {item} holds no files (hidden ones are not read)")
-        return files, False
-    if not stat.S_ISREG(mode):
+        return Expansion(list(map(_input, files)), False)
+    if stat.S_ISREG(mode):
+        return Expansion([_input(item)], True)
+    if not stat.S_ISDIR(mode):
         raise UsageError(f"input {item} is not a regular file; a run reads its inputs more than once")
-    return [item], True
+    files = _walk(item)
+    if not files:
+        raise UsageError(f"directory {item} holds no files (hidden ones are not read)")
+    return Expansion(list(map(_input, files)), False)
 
 
 def _walk(folder: str) -> list[str]:
-    """Files below a folder, sorted; links to folders are followed, each folder is entered once."""
+    """List the files below a folder, sorted. Follows links to folders, and enters each folder once."""
     files: list[str] = []
     pending, entered = [folder], set()
     while pending:
@@ -70,9 +65,9 @@ def _walk(folder: str) -> list[str]:
     return sorted(files)
 
 
-def _check_name(file: str) -> str:
+def _input(file: str) -> Input:
     try:
         file.encode()
     except UnicodeEncodeError:
         raise UsageError(f"the name of input {file!r} is not UTF-8; rename it") from None
-    return file
+    return Input(file)

@@ -1,8 +1,8 @@
-"""The loader: rows to batches, in an order that depends on nothing but the dataset and a row number.
+"""The loader: rows to batches, in an order that depends only on the dataset and a row number.
 
-Global batch b is rows `b * batch_size * world_size` and on, and rank r takes the r-th slice of it. So a place
-in training is one integer, whatever the number of ranks, threads or workers. This loader makes
-numpy arrays; those of the frameworks only differ in how they hand them over.
+Global batch b begins with row `b * batch_size * world_size`, and rank r takes the r-th slice of it. So a place in
+training is one integer, which does not depend on the number of ranks, threads or workers. This loader makes numpy
+arrays; those of the frameworks differ only in how they hand them over.
 """
 
 from __future__ import annotations
@@ -10,49 +10,61 @@ from __future__ import annotations
 import itertools
 import resource
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.arguments import MOST_ROWS, flag, one_of, positive, show, whole_number
-from tokenmill.dataset.base import Rows, as_rows
-from tokenmill.dataset.copying import RowBlock
+from tokenmill.dataset.rows import Rows, as_rows
 from tokenmill.errors import UsageError
-from tokenmill.loaders.batches import Batch, Chunk
-from tokenmill.loaders.buffers import BufferPool
-from tokenmill.loaders.layouts import LAYOUTS
-from tokenmill.loaders.prefetching import Prefetcher
-from tokenmill.loaders.ranks import find_rank
-from tokenmill.loaders.state import check_state, make_state
+from tokenmill.filling.batch import Batch
+from tokenmill.filling.buffers import BufferPool
+from tokenmill.filling.fill import Chunk
+from tokenmill.filling.layouts import LAYOUTS, map_parts
+from tokenmill.loaders._prefetch import Prefetcher
+from tokenmill.loaders._state import check_state, make_state
+from tokenmill.loaders._world import find_rank
 
-__all__ = ["Loader", "Stretch", "batch_dtype", "count_rows"]
+__all__ = ["FRAMEWORKS", "Loader", "batch_dtype", "count_rows", "make_loader"]
+
+FRAMEWORKS = {
+    "numpy": ("tokenmill.loaders.base", "Loader"),
+    "torch": ("tokenmill.loaders.torch", "TorchLoader"),
+    "jax": ("tokenmill.loaders.jax", "JaxLoader"),
+    "grain": ("tokenmill.loaders.grain", "GrainLoader"),
+    "tf": ("tokenmill.loaders.tf", "TfLoader"),
+}
 
 MOST_ROWS_OF_BATCH = 1 << 30
 CHUNK_BYTES = 1 << 22
-"""Inputs and targets that are filled together: small batches are filled several at a time, as many as caches keep."""
-BLOCK_ROWS = 8192
-"""Rows whose places are worked out together: 30 ns each, against 9,000 for eight at a time."""
-BLOCK_TOKENS = 1 << 25
+"""Small batches are filled several at a time, as many as the CPU cache keeps."""
+RESOLVED_ROWS = 8192
+"""Rows that are resolved together: 30 ns each, against 9,000 for eight at a time."""
+RESOLVED_TOKENS = 1 << 25
 """Fewer rows if they are long, because these have many documents."""
 FIRST_ROWS = 64
 CHUNKS_AHEAD = 4
 SLOW_ROWS = 16_384
-"""For how many rows reading ahead goes on without a fault that would show that it is needed."""
+"""After a page fault that waited for the disk, read ahead for this many rows."""
 
 
 class Loader:
     """Batches of a dataset, endless unless `epochs` is given.
 
-    Iterating goes on behind the last batch that was handed over; after the last epoch it starts over, also from a
+    Iterating resumes after the last batch that was handed over. After the last epoch it starts over, also from a
     state that was taken there. The last batch of all epochs is padded, or with `drop_last` left out.
 
-    `batch_size` is rows per rank. With `document_mask`, targets do not cross documents. `layout` names the
-    trainer whose batches these should be. `prefetch` fills so many chunks ahead in a thread, which
-    hides latency and does not add speed. A batch owns its memory: keeping it is safe.
+    `batch_size` is rows per rank. With `document_mask`, targets do not cross documents. `layout` names a trainer
+    whose kind of batches to make. `prefetch` fills that many chunks ahead in a thread, which hides latency and does
+    not add speed. A batch owns its memory, so it is safe to keep.
     """
+
+    _is_wrapped = False
+    """Whether batches have arrays of a framework other than numpy."""
 
     def __init__(
         self,
@@ -71,7 +83,11 @@ class Loader:
     ) -> None:
         self.rows = as_rows(rows, "Loader")
         self.batch_size = whole_number(batch_size, "batch_size", 1, MOST_ROWS_OF_BATCH)
-        self.rank, self.world_size = find_rank(rank, world_size, group)
+        self.rank, self.world_size = 0, 1
+        if rank is not None or world_size is not None or group is not None:
+            self.rank, self.world_size = find_rank(rank, world_size, group)
+        self.global_batch_size = self.batch_size * self.world_size
+        """Rows of one step over all ranks."""
         self._layout = LAYOUTS[one_of(layout, LAYOUTS, "layout")]
         self._is_plain = layout == "xy"
         self._document_mask = flag(document_mask, "document_mask")
@@ -85,75 +101,71 @@ class Loader:
         self._generation = 0
 
     def _settle(self) -> None:
-        """Find out where the last batch is, which rows that are still being made do not tell before they are."""
+        """Find the first row at which no batch begins; it is unknown while text is being tokenized."""
         self._is_settled = self.rows.is_known
-        self._num_rows = count_rows(self.rows, self._epochs)
-        self._end = self._find_end()
-
-    def _find_end(self) -> int | None:
-        """The first row with which no batch begins any more."""
+        self._num_rows = self._end = count_rows(self.rows, self._epochs)
         if self._num_rows is None or not self._drop_last:
-            return self._num_rows
+            return
         if self._num_rows < self.global_batch_size:
             raise UsageError(
                 f"drop_last leaves no batch: there are {self._num_rows} rows, and a batch of all ranks has "
                 f"{self.global_batch_size}"
             )
-        return self._num_rows - self.global_batch_size + 1
+        self._end = self._num_rows - self.global_batch_size + 1
 
     @property
-    def global_batch_size(self) -> int:
-        """Rows of one step over all ranks."""
-        return self.batch_size * self.world_size
+    def vocab_size(self) -> int | None:
+        """How many token ids a model needs for these batches, or None if a store does not record it."""
+        return self.rows.vocab_size
 
     @property
     def step(self) -> int:
-        """How many global batches have been handed over, at this batch size."""
+        """The number of global batches that were handed over, at this batch size."""
         return -(-self._next_row // self.global_batch_size)
 
     @property
     def bottleneck(self) -> str:
-        """What steps wait for when they wait for this loader, and what to do about it."""
+        """What a trainer waits for when it waits for this loader, and what to do about it."""
         if self.rows.bottleneck is not None:
             return self.rows.bottleneck
-        work = "reading the disk" if self._disk.was_waited_for else "filling batches"
+        work = "reading the disk" if self._disk.has_waited else "filling batches"
         if not self._prefetch:
             return f"{work}; pass prefetch=2"
-        return f"{work}; {'move the store to a faster one' if self._disk.was_waited_for else 'leave it a free core'}"
+        return f"{work}; {'move the store to a faster one' if self._disk.has_waited else 'leave it a free core'}"
 
     def __len__(self) -> int:
         """Steps in all epochs."""
         if self._num_rows is None:
             if self._epochs is not None:
-                raise TypeError("how many steps there are is known when all text is tokenized; count steps yourself")
+                raise TypeError("the number of steps is known only when all text is tokenized; count steps yourself")
             raise TypeError("an endless loader has no length; pass epochs, or count steps yourself")
         return self._num_left(0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: after the last batch that was handed over, whatever was prefetched."""
+        """Return the place after the last batch that was handed over, regardless of what was prefetched."""
         return make_state(self.rows, self._next_row, self.batch_size, self.world_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of this dataset, also one of another number of ranks or another batch size.
+        """Resume from a state of this dataset, also one with another number of ranks or another batch size.
 
-        With a state from the end of the last epoch, iterating starts over; one from behind it is refused.
+        After a state from the end of the last epoch, iterating starts over. A state past that end is an error.
         """
         self.seek(check_state(state, self.rows))
 
     def get_state(self) -> dict[str, Any]:
-        """The same as `state_dict`, as Grain calls it."""
+        """Do what `state_dict` does, under Grain's name."""
         return self.state_dict()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """The same as `load_state_dict`, as Grain calls it."""
+        """Do what `load_state_dict` does, under Grain's name."""
         self.load_state_dict(state)
 
     def seek(self, row: int) -> None:
-        """Go on with a row number, counted over all epochs and ranks."""
+        """Continue with a row number, counted over all epochs and ranks."""
         row = whole_number(row, "row", 0, MOST_ROWS)
         if self._num_rows is not None and row > self._num_rows:
             raise UsageError(
-                f"row {row} is behind the end of this loader, which has {self._num_rows} rows; pass more epochs"
+                f"row {row} is past the end of this loader, which has {self._num_rows} rows; pass more epochs"
             )
         self._next_row = row
         self._has_ended = self._num_left(row) == 0
@@ -166,18 +178,19 @@ class Loader:
         return self._hand_over(self._generation)
 
     def _hand_over(self, generation: int) -> Iterator[Any]:
-        """Give batches one by one; a loader that was sought elsewhere ends what was being iterated."""
+        """Yield batches one by one; moving the loader, or iterating over it again, invalidates this iterator."""
         chunks = self._chunks(self._next_row)
         if self._prefetch:
             chunks = Prefetcher(chunks, self._prefetch)
         size = self.global_batch_size
         for batches in chunks:
-            # Whoever lets go of a batch before the next one frees its memory, and the CPU cache: none is kept here.
+            # Keep no reference: dropping a batch before asking for the next returns its buffer to the pool while it
+            # is still in the CPU cache.
             batches.reverse()
             while batches:
                 if self._generation != generation:
                     raise UsageError(
-                        "the loader was moved, or iterated anew, since this iterator began; use the new one"
+                        "the loader was moved, or iterated again, after this iterator began; use the new one"
                     )
                 self._next_row += size
                 if self._end is not None and self._next_row >= self._end:
@@ -186,38 +199,53 @@ class Loader:
         self._has_ended = True
 
     def _chunks(self, row: int) -> Iterator[list[Any]]:
-        """Lists of batches from a row on; when the disk is slow or far, what comes next is read while this is used."""
+        """Yield lists of batches from a row on; if rows come from a disk or a bucket, read the next ones ahead."""
         plan = self._plan(row)
-        disk = self._disk = _Disk(is_far=self._is_settled and self.rows.is_remote)
-        coming: deque[Stretch] = deque()
-        while stretch := coming.popleft() if coming else next(plan, None):
-            num_rows = (stretch.last - stretch.first) * self.batch_size
+        disk = self._disk = _Disk(is_remote=self.rows.is_remote)
+        coming: deque[Chunk] = deque()
+        while chunk := coming.popleft() if coming else next(plan, None):
+            num_rows = chunk.stop - chunk.start
             if disk.is_slow(num_rows) and self._is_settled:
-                for more in itertools.islice(plan, CHUNKS_AHEAD - len(coming)):
-                    more.block.will_need(*self._rows_of(more))
-                    coming.append(more)
-            batches = self._deliver(self._fill(stretch))
-            disk.look(num_rows)
+                known = len(coming)
+                coming.extend(itertools.islice(plan, CHUNKS_AHEAD - known))
+                for number in range(known, len(coming)):
+                    coming[number].will_need()
+            batches = self._deliver(chunk.fill(self._pool))
+            disk.observe(num_rows)
+            # Keep no reference to a filled chunk, or its memory could not be reused.
+            del chunk
             yield batches
             del batches
 
-    def _plan(self, row: int) -> Iterator[Stretch]:
-        """What is filled together, from a row on; the first ones are short, so that the first batch comes soon."""
-        most = max(1, CHUNK_BYTES // (2 * self._pool.dtype.itemsize * self.batch_size * self.rows.seq_len))
-        num_batches = max(1, FIRST_ROWS // self.batch_size)
+    def _plan(self, row: int) -> Iterator[Chunk]:
+        """Yield the chunks from a row on, to be filled; the first ones are small, so that the first batch comes soon.
+
+        The rows of several chunks are resolved together. Rows after the last epoch are blank.
+        """
+        batch_size, seq_len = self.batch_size, self.rows.seq_len
+        most = max(1, CHUNK_BYTES // (2 * self._pool.dtype.itemsize * batch_size * seq_len))
+        num_batches = max(1, FIRST_ROWS // batch_size)
         per_chunk = 1
         while num_left := self._num_left(row):
             num_batches = min(num_batches, num_left)
-            block = self._block(row, num_batches)
+            resolved = self._resolve(row, num_batches)
             for first in range(0, num_batches, per_chunk):
-                yield Stretch(block, first, min(first + per_chunk, num_batches))
+                yield resolved.cut(first * batch_size, min(first + per_chunk, num_batches) * batch_size)
             row += num_batches * self.global_batch_size
             per_chunk = min(most, 2 * per_chunk)
-            most_rows = min(BLOCK_ROWS, BLOCK_TOKENS // self.rows.seq_len)
-            num_batches = max(per_chunk, min(2 * num_batches, most_rows // self.batch_size))
+            most_rows = min(RESOLVED_ROWS, RESOLVED_TOKENS // seq_len)
+            num_batches = max(per_chunk, min(2 * num_batches, most_rows // batch_size))
+
+    def _resolve(self, row: int, num_batches: int) -> Chunk:
+        """Resolve this rank's rows of some global batches."""
+        firsts = row + np.arange(num_batches) * self.global_batch_size + self.rank * self.batch_size
+        index = (firsts[:, None] + np.arange(self.batch_size)).reshape(-1)
+        return Chunk(
+            self.rows, index, batch_size=self.batch_size, document_mask=self._document_mask, limit=self._num_rows
+        )
 
     def _num_left(self, row: int) -> int:
-        """How many batches begin from a row on; while rows are still being made, how many there are by now."""
+        """Count the batches that begin from a row on; while text is being tokenized, those whose rows exist."""
         if not self._is_settled:
             num_ready = self.rows.wait_for(row + self.global_batch_size)
             if not self.rows.is_known:
@@ -227,34 +255,50 @@ class Loader:
             return 1 << 40
         return max(0, -(-(self._end - row) // self.global_batch_size))
 
-    def _rows_of(self, stretch: Stretch) -> tuple[int, int]:
-        return stretch.first * self.batch_size, stretch.last * self.batch_size
-
-    def _block(self, row: int, num_batches: int) -> RowBlock:
-        """The rows of this rank in some batches, in order; those behind the last epoch are blank."""
-        firsts = row + np.arange(num_batches) * self.global_batch_size + self.rank * self.batch_size
-        index = (firsts[:, None] + np.arange(self.batch_size)).reshape(-1)
-        return RowBlock(self.rows, index, document_mask=self._document_mask, limit=self._num_rows)
-
-    def _fill(self, stretch: Stretch) -> Chunk:
-        start, stop = self._rows_of(stretch)
-        both = self._pool.take((2, stop - start, self.rows.seq_len))
-        stretch.block.copy(start, stop, both[0], both[1])
-        return Chunk(both.reshape(2, -1, self.batch_size, self.rows.seq_len), stretch.block, start)
-
     def _deliver(self, chunk: Chunk) -> list[Any]:
-        """The batches of a chunk as the user gets them."""
-        pairs = zip(chunk.inputs, chunk.targets, strict=True)
-        batches = [Batch(inputs, targets, chunk, number) for number, (inputs, targets) in enumerate(pairs)]
-        return batches if self._is_plain else [self._layout(batch) for batch in batches]
+        """Return the batches of a chunk as the user gets them."""
+        count = len(chunk.inputs)
+        if self._is_plain:
+            arrays = self._wrap_tokens([*chunk.inputs, *chunk.targets])
+            wrap = self._wrap if self._is_wrapped else np.asarray  # a batch of numpy keeps no loader alive
+            return [Batch(arrays[number], arrays[count + number], chunk, number, wrap) for number in range(count)]
+        batches = (Batch(chunk.inputs[number], chunk.targets[number], chunk, number) for number in range(count))
+        arranged = [self._layout(batch) for batch in batches]
+        return [map_parts(self._wrap, parts) for parts in arranged] if self._is_wrapped else arranged
+
+    def _wrap_tokens(self, arrays: list[npt.NDArray[Any]]) -> Sequence[Any]:
+        """Turn inputs and targets into arrays of the framework."""
+        return arrays
+
+    def _wrap(self, part: Any, is_ragged: bool = False) -> Any:
+        """Turn a part of a batch into an array of the framework; a part that is no array stays as it is."""
+        return part
 
     def __repr__(self) -> str:
         shape = f"{self.batch_size} x {self.rows.seq_len}, rank {self.rank} of {self.world_size}"
         return f"{type(self).__name__}({shape}, at row {self._next_row:,})\n{self.rows!r}"
 
 
+def make_loader(rows: Any, *, framework: str = "numpy", others: Iterable[str] = (), **settings: Any) -> Loader:
+    """Make the loader of a framework.
+
+    The error for an unknown setting lists the known ones: the keyword-only parameters of the loader's class and its
+    parents, and `others`, those that the caller takes itself.
+    """
+    module, name = FRAMEWORKS[one_of(framework, FRAMEWORKS, "framework")]
+    kind = getattr(import_module(module), name)
+    known = {"batch_size", *others}
+    for base in (*kind.__mro__, Loader):
+        known.update(getattr(vars(base).get("__init__"), "__kwdefaults__", None) or ())
+    unknown = next((name for name in settings if name not in known), None)
+    if unknown is not None:
+        raise UsageError(f"{unknown!r} is no setting of framework {framework!r}; there are {', '.join(sorted(known))}")
+    loader: Loader = kind(rows, **settings)
+    return loader
+
+
 def count_rows(rows: Rows, epochs: float | None) -> int | None:
-    """How many rows there are to give; None: no end, or none that is known yet."""
+    """Count the rows of all epochs; None if there is no end, or if it is not known yet."""
     if epochs is None:
         return rows.limit
     epochs = positive(epochs, "epochs", MOST_ROWS // (rows.num_rows if rows.is_known else 1))
@@ -265,7 +309,7 @@ def count_rows(rows: Rows, epochs: float | None) -> int | None:
 
 
 def batch_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """The type of batches, which must hold every id and -100."""
+    """Check the type of batches, which must hold every id and -100."""
     try:
         kind = np.dtype(dtype)
     except (TypeError, ValueError):
@@ -276,49 +320,41 @@ def batch_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return kind
 
 
-class Stretch(NamedTuple):
-    """The batches of a block from `first` up to `last`, which are filled together."""
-
-    block: RowBlock
-    first: int
-    last: int
-
-
 class _Disk:
-    """Notices that rows come from the disk and not from memory, by the faults that waited for it.
+    """Detects that rows come from the disk and not from memory, by counting major page faults.
 
-    Reading ahead costs half a microsecond a row when everything is in memory already, so it is on for
-    a while after such a fault, and at the start, when nothing is known.
+    Reading ahead costs half a microsecond a row when everything is in memory already. So it is on at the start, when
+    nothing is known, and for a while after such a fault.
     """
 
-    def __init__(self, *, is_far: bool = False) -> None:
-        self._is_far = is_far
+    def __init__(self, *, is_remote: bool = False) -> None:
+        self._is_remote = is_remote
         self._rows_left = FIRST_ROWS
         self._rows_unseen = 0
         self._num_faults = self._count()
-        self._has_waited = False
+        self._has_faulted = False
 
     @property
-    def was_waited_for(self) -> bool:
-        """Whether the rows of late came from the disk."""
-        return self._has_waited and self._rows_left > 0
+    def has_waited(self) -> bool:
+        """Whether recent rows came from the disk."""
+        return self._has_faulted and self._rows_left > 0
 
     def is_slow(self, num_rows: int) -> bool:
-        """Whether to read ahead while so many rows are filled."""
+        """Return whether to read ahead while this many rows are filled."""
         self._rows_left -= num_rows
-        return self._is_far or self._rows_left + num_rows > 0
+        return self._is_remote or self._rows_left + num_rows > 0
 
-    def look(self, num_rows: int) -> None:
-        """See whether the disk was waited for while so many rows were filled; others in the process may have, too.
+    def observe(self, num_rows: int) -> None:
+        """Look for page faults while this many rows were filled; another thread may have caused them, too.
 
-        While all is well, now and then is enough.
+        As long as there are none, it looks only now and then.
         """
         self._rows_unseen += num_rows
         if self._rows_left <= 0 and self._rows_unseen < FIRST_ROWS:
             return
         num_faults = self._count()
         if num_faults - self._num_faults > self._rows_unseen // 8:
-            self._rows_left, self._has_waited = SLOW_ROWS, True
+            self._rows_left, self._has_faulted = SLOW_ROWS, True
         self._num_faults, self._rows_unseen = num_faults, 0
 
     def _count(self) -> int:

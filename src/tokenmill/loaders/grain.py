@@ -1,16 +1,14 @@
-"""Grain: rows as a data source for pipelines of your own, and a ready pipeline of batches.
+"""Grain: rows as a data source for your own pipelines, and a ready pipeline of batches.
 
-The pipeline is the loader as an `IterDataset`, so that batches are filled together and come in tokenmill's
-order; what Grain writes into a checkpoint is then the loader's own state, which fits any number of
-processes. Behind `mp_prefetch` each of n workers makes every n-th batch: worker w is rank
-`w * world_size + rank` of n times as many ranks, so that this takes no code of its own.
+The pipeline is the loader as an `IterDataset`, so batches are filled together and come in tokenmill's order. What
+Grain writes into a checkpoint is the loader's own state, which fits any number of processes. Under `mp_prefetch`,
+each of n workers makes every n-th batch: worker w is rank `w * world_size + rank` of n times as many ranks.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -19,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.arguments import flag, one_of
-from tokenmill.dataset.base import Rows, as_rows, row_number
-from tokenmill.dataset.copying import RowBlock
+from tokenmill.dataset.rows import Rows, as_rows, row_number
 from tokenmill.errors import MissingDependencyError, UsageError
+from tokenmill.filling.batch import Batch
+from tokenmill.filling.buffers import BufferPool
+from tokenmill.filling.fill import Chunk
+from tokenmill.filling.layouts import LAYOUTS, map_parts
 from tokenmill.loaders.base import Loader, batch_dtype, count_rows
-from tokenmill.loaders.batches import Batch, Chunk
-from tokenmill.loaders.layouts import LAYOUTS
-from tokenmill.loaders.parts import map_parts
 
 try:
     import grain  # type: ignore[import-untyped]
@@ -38,8 +36,8 @@ __all__ = ["GrainLoader", "RowSource"]
 class RowSource:
     """Rows by number, as Grain's `RandomAccessDataSource`: a dict with `inputs` and `targets` of one row.
 
-    With `layout`, what that trainer takes, for one row. `len` is one epoch; Grain takes an index modulo
-    the length, so `epochs` is needed to get the orders of later epochs, and None makes it endless.
+    With `layout`, an item is one row as that trainer takes it. `len` is one epoch. Grain takes an index modulo the
+    length, so pass `epochs` to get the orders of later epochs; None makes the source endless.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class RowSource:
         }
         num_rows = count_rows(rows, epochs)
         self._num_rows = sys.maxsize if num_rows is None else num_rows
-        self._lock = threading.Lock()
+        self._pool = BufferPool(self._settings["dtype"])
 
     def __len__(self) -> int:
         return self._num_rows
@@ -69,19 +67,15 @@ class RowSource:
         return self._getitems([row_number(index, self._num_rows)])[0]
 
     def _getitems(self, indices: Sequence[int]) -> list[Any]:
-        """Several rows, filled together; Grain asks so where it reads in batches."""
-        block = RowBlock(self.rows, np.array(indices), document_mask=self._settings["document_mask"])
-        shape = (len(indices), self.rows.seq_len)
-        both = np.empty((2, *shape), self._settings["dtype"])
-        inputs, targets = both
-        block.copy(0, len(indices), inputs, targets)
-        chunk = Chunk(both[:, :, None], block, 0)
+        """Return several rows, filled together; Grain calls this when it reads in batches."""
+        chunk = Chunk(self.rows, np.array(indices), document_mask=self._settings["document_mask"])
+        chunk.fill(self._pool)
         arrange = LAYOUTS[self._settings["layout"]]
-        rows = (Batch(inputs[n : n + 1], targets[n : n + 1], chunk, n) for n in range(len(indices)))
+        rows = (Batch(chunk.inputs[n], chunk.targets[n], chunk, n) for n in range(len(indices)))
         return [map_parts(_first_row, _plain(arrange(row))) for row in rows]
 
     def __repr__(self) -> str:
-        # Grain's DataLoader compares this with the one in a checkpoint; training longer is no other source.
+        # Grain's DataLoader compares this with the one in a checkpoint; more epochs make no other source.
         settings = ", ".join(f"{name}={self._settings[name]!r}" for name in ("layout", "document_mask"))
         return f"RowSource({self.rows.fingerprint}, {settings})"
 
@@ -90,11 +84,11 @@ class RowSource:
 
 
 class GrainLoader(grain.IterDataset):  # type: ignore[misc]
-    """The loader as a Grain dataset: `iter` starts at the first row, and its `set_state` goes on anywhere.
+    """The loader as a Grain dataset: `iter` starts at the first row, and `set_state` of the iterator moves it.
 
-    Batches are plain: a dict with `inputs` and `targets`, or what the layout has. `get_state` of an
-    iterator is what `state_dict` of a loader is. Chain `map`, `mp_prefetch` and the rest of Grain behind it;
-    where they read ahead, the states of their iterators are the ones to keep.
+    A batch is a dict with `inputs` and `targets`, or what the layout has. `get_state` of an iterator returns what
+    `state_dict` of a loader does. You can chain `map`, `mp_prefetch` and the rest of Grain; if a step of the chain
+    prefetches, checkpoint the state of its iterator.
     """
 
     def __init__(self, rows: Rows, **settings: Any) -> None:
@@ -106,16 +100,16 @@ class GrainLoader(grain.IterDataset):  # type: ignore[misc]
         self._latest: _PlainLoader | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iterator is that was made last; the start, if there is none."""
+        """Return the place of the iterator that was made last; the start, if there is none."""
         return copy.deepcopy(self._start) if self._latest is None else self._latest.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let `iter` begin at a state, of any loader of these rows."""
+        """Let `iter` begin at the state of any loader of these rows."""
         self._make_loader().load_state_dict(state)
         self._start, self._latest = state, None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Where an iterator is belongs to its process.
+        # The place of an iterator belongs to its process.
         return {**self.__dict__, "_latest": None}
 
     def _make_loader(self) -> _PlainLoader:
@@ -130,7 +124,7 @@ class GrainLoader(grain.IterDataset):  # type: ignore[misc]
         return _BatchIterator(self._latest, self._start)
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Be every n-th batch; Grain's `mp_prefetch` asks a worker's copy to."""
+        """Keep every n-th batch; `mp_prefetch` calls this on a worker's copy."""
         if sequential_slice:
             raise UsageError("sequential_slice would give batches in another order; leave it out")
         self._worker += (sl.start or 0) * self._num_workers
@@ -144,7 +138,7 @@ class GrainLoader(grain.IterDataset):  # type: ignore[misc]
 
 
 class _BatchIterator(grain.DatasetIterator):  # type: ignore[misc]
-    """Where a loader is, as Grain has it."""
+    """The iterator of a loader, as Grain defines it."""
 
     def __init__(self, loader: _PlainLoader, state: dict[str, Any]) -> None:
         super().__init__()
@@ -155,11 +149,11 @@ class _BatchIterator(grain.DatasetIterator):  # type: ignore[misc]
         return next(self._batches)
 
     def get_state(self) -> dict[str, Any]:
-        """The state of the loader, after the last batch that was handed over."""
+        """Return the state of the loader, after the last batch that was handed over."""
         return self._loader.state_dict()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Resume from a state."""
         self._loader.load_state_dict(state)
         self._batches = iter(self._loader)
 
@@ -172,20 +166,21 @@ class _BatchIterator(grain.DatasetIterator):  # type: ignore[misc]
 
 
 class _PlainLoader(Loader):
-    """Batches as dicts of numpy arrays, of which a worker makes every n-th; at the end it stays at the end."""
+    """Every n-th batch as a dict of numpy arrays; at the end it does not start over."""
 
     def __init__(self, rows: Rows, *, worker: int, num_workers: int, **settings: Any) -> None:
         super().__init__(rows, **settings)
         self._rows_before = worker * self.global_batch_size
         self.rank += worker * self.world_size
         self.world_size *= num_workers
+        self.global_batch_size *= num_workers
 
     def __iter__(self) -> Iterator[Any]:
         self._generation += 1
         return self._hand_over(self._generation)
 
     def go_to_step(self, step: int) -> None:
-        """Go on with a batch; behind the last one there is none."""
+        """Continue with a batch; a step past the last one is the end."""
         row = step * self.global_batch_size
         self.seek(row if self._num_rows is None else min(row, self._num_rows))
 
@@ -197,7 +192,7 @@ class _PlainLoader(Loader):
 
 
 def _plain(batch: Any) -> Any:
-    """A batch as a tree that Grain can look into and send between processes."""
+    """Turn a batch into a tree that Grain can traverse and send between processes."""
     return {"inputs": batch.inputs, "targets": batch.targets} if isinstance(batch, Batch) else batch
 
 

@@ -1,10 +1,9 @@
 """Batches as JAX arrays: on the default device, or as global arrays over a mesh.
 
-A global array has its rows where its sharding says, whatever the numbers of the processes are. So the
-slice of the global batch that a process fills is read off the sharding, and not off `process_index`:
-the global batch then has the same rows in the same order on any mesh. Arrays of numpy are handed to
-`device_put`, which copies them or, on CPUs, refers to them for as long as the JAX array lives; both are
-safe with memory that is used again only when nobody refers to it.
+The sharding of a global array, and not `process_index`, decides which rows of the global batch a process fills. So
+the global batch has the same rows in the same order on any mesh. `device_put` copies an array of numpy or, on CPUs,
+refers to it for as long as the JAX array lives. Both are safe, because memory is reused only when no array refers to
+it.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.arguments import name_kind
-from tokenmill.dataset.base import Rows
+from tokenmill.dataset.rows import Rows
 from tokenmill.errors import MissingDependencyError, UsageError
+from tokenmill.loaders._world import is_auto
 from tokenmill.loaders.base import Loader, batch_dtype
-from tokenmill.loaders.batches import Batch, Chunk
-from tokenmill.loaders.parts import map_parts
-from tokenmill.loaders.ranks import is_auto
 
 try:
     import jax
@@ -32,12 +29,14 @@ __all__ = ["JaxLoader"]
 
 
 class JaxLoader(Loader):
-    """The loader with JAX arrays, of int32 unless told; int64 needs `jax_enable_x64`.
+    """The loader with JAX arrays, by default of int32; int64 needs `jax_enable_x64`.
 
-    With `sharding`, one for arrays (batch, seq_len), every such array is a global one of
-    `batch_size * world_size` rows; rank and world size follow from it. What has no value for each
-    token, such as `cu_seqlens`, stays that of the process.
+    With `sharding`, one for arrays (batch, seq_len), every such array is a global one of `batch_size * world_size`
+    rows, and rank and world size follow from it. Parts that do not have one value for each token, such as
+    `cu_seqlens`, stay local to the process.
     """
+
+    _is_wrapped = True
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class JaxLoader(Loader):
     ) -> None:
         kind = batch_dtype(dtype)
         if jax.dtypes.canonicalize_dtype(kind) != kind:
-            raise UsageError(f"dtype {kind} is cut by JAX; pass dtype='int32', or set jax_enable_x64")
+            raise UsageError(f"dtype {kind} is truncated by JAX; pass dtype='int32', or set jax_enable_x64")
         share = None if sharding is None else _find_share(sharding)
         is_free = (rank is None or is_auto(rank)) and world_size is None and settings.get("group") is None
         if share is not None and is_free:
@@ -71,41 +70,33 @@ class JaxLoader(Loader):
         try:
             self._sharding.shard_shape(self._global_shape)
         except ValueError as error:
-            raise UsageError(f"batches of {self._global_shape} cannot be sharded so: {error}") from None
+            raise UsageError(f"batches of {self._global_shape} do not fit the sharding: {error}") from None
 
-    def _deliver(self, chunk: Chunk) -> list[Any]:
-        if not self._is_plain:
-            return [map_parts(self._wrap_part, batch) for batch in super()._deliver(chunk)]
-        arrays = self._wrap_all([*chunk.inputs, *chunk.targets])
-        pairs = zip(arrays[: chunk.num_batches], arrays[chunk.num_batches :], strict=True)
-        return [Batch(x, y, chunk, number, self._wrap) for number, (x, y) in enumerate(pairs)]
-
-    def _wrap_all(self, arrays: Sequence[npt.NDArray[Any]]) -> Sequence[Any]:
-        """Arrays of tokens; one call for all of them costs half of one call for each."""
+    def _wrap_tokens(self, arrays: list[npt.NDArray[Any]]) -> Sequence[Any]:
         if self._sharding is None:
+            # One call for all arrays costs half as much as one call for each.
             wrapped: Sequence[Any] = jax.device_put(arrays)
             return wrapped
         return [self._wrap(array) for array in arrays]
 
-    def _wrap(self, array: npt.NDArray[Any], is_ragged: bool = False) -> Any:
-        # Without x64, JAX has no int64: narrow it here, where it is said, and not there, with a warning.
-        array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    def _wrap(self, part: Any, is_ragged: bool = False) -> Any:
+        if not isinstance(part, np.ndarray):
+            return part
+        # Without x64, JAX has no int64, and would narrow the array itself with a warning.
+        array = part.astype(jax.dtypes.canonicalize_dtype(part.dtype), copy=False)
         if self._sharding is None or is_ragged or array.ndim != 2:
             return jax.device_put(array)
         return jax.make_array_from_process_local_data(self._sharding, array, self._global_shape)  # type: ignore[no-untyped-call]
 
-    def _wrap_part(self, part: Any, is_ragged: bool) -> Any:
-        return self._wrap(part, is_ragged) if isinstance(part, np.ndarray) else part
-
 
 def _find_share(sharding: Any) -> tuple[int, int]:
-    """Which slice of the rows the devices of this process hold, and how many different slices there are.
+    """Find which slice of the rows the devices of this process hold, and the number of different slices.
 
-    Processes that hold the same rows, as those of tensor parallelism do, have the same slice.
+    Processes that hold the same rows, as in tensor parallelism, have the same slice.
     """
     if not isinstance(sharding, jax.sharding.Sharding):
         how = "pass jax.sharding.NamedSharding(mesh, PartitionSpec('data'))"
-        raise UsageError(f"{name_kind(sharding)} is no sharding; {how}")
+        raise UsageError(f"{name_kind(sharding)} is not a sharding; {how}")
     held = _held_rows(sharding)
     if jax.process_index() not in held:
         raise UsageError("the sharding has no device of this process; make its mesh of the devices of all processes")
@@ -113,19 +104,19 @@ def _find_share(sharding: Any) -> tuple[int, int]:
     size = len(shares[0])
     if shares != [tuple(range(first, first + size)) for first in range(0, size * len(shares), size)]:
         raise UsageError(
-            f"{sharding} does not give each process an equal number of rows that follow each other; "
+            f"{sharding} does not give each process the same number of consecutive rows; "
             "order the devices of its mesh by process"
         )
     return shares.index(held[jax.process_index()]), len(shares)
 
 
 def _held_rows(sharding: Any) -> dict[int, tuple[int, ...]]:
-    """The rows that the devices of each process hold, of an array that has as many rows as there are devices."""
+    """Find the rows that the devices of each process hold, of an array with as many rows as devices."""
     size = len(sharding.device_set)
     try:
         indices = sharding.devices_indices_map((size, size))
     except (IndexError, ValueError):
-        raise UsageError(f"{sharding} is no sharding for arrays of two dimensions, (batch, seq_len)") from None
+        raise UsageError(f"{sharding} is not a sharding for arrays of two dimensions, (batch, seq_len)") from None
     held: dict[int, set[int]] = {}
     for device, (rows, _) in indices.items():
         held.setdefault(device.process_index, set()).update(range(size)[rows])

@@ -1,5 +1,4 @@
-"""Tokenizing: plan tasks, run one task, run them all, resume.
+"""Text to store: plan the tasks, run them in many processes, write the manifest."""
 
-To follow one document, read `task.py` (what happens to it), then `plan.py` (which task it
-is in), then `run.py` (what surrounds all tasks).
-"""
+PRELOAD = "tokenmill.pipeline.workers.worker:preload"
+"""What worker processes call before their first task; named here so that naming it imports nothing."""

@@ -1,14 +1,13 @@
-"""A run as the user asks for it: the flags of `tokenmill tokenize`, by their Python names.
+"""The user's request for a run: the flags of `tokenmill tokenize`, by their Python names.
 
-The command line, a YAML file and `tokenmill.tokenize` all end here, so that a flag is named,
-checked and explained in one place.
+The command line, a YAML file and `tokenmill.tokenize` all make a `Request`, so that each flag is
+named, checked and explained in one place.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -17,27 +16,26 @@ from msgspec import Meta
 
 from tokenmill.engines import SpecialTokens, Tokenizer
 from tokenmill.errors import UsageError
-from tokenmill.inputs import DEFAULT_TEXT_KEY, Input, text_key_of
+from tokenmill.inputs import DEFAULT_TEXT_KEY
 from tokenmill.machine import parse_bytes
-from tokenmill.pipeline.plan import InputFile, default_task_bytes
+from tokenmill.pipeline.input_file import InputFile, default_task_bytes
 from tokenmill.pipeline.settings import OnError, Settings, TokenPolicy
-from tokenmill.pipeline.sharing import Share, find_share
-from tokenmill.progress import Display
 from tokenmill.readers.base import ReadOptions
-from tokenmill.supervision.rendering import has_specials, split_template
-from tokenmill.supervision.settings import DEFAULT_TEMPLATE, Supervision
+from tokenmill.remote.object_request import SCHEMES
+from tokenmill.supervision.options import DEFAULT_TEMPLATE, Supervision
+from tokenmill.supervision.renderer import has_specials, split_template
 
 __all__ = ["Request"]
 
 
 class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Every flag of a run. Sizes may be written as `512MB`."""
+    """All flags of a run; sizes may be written as `512MB`."""
 
     inputs: list[str]
     out: str
     tokenizer: str
     text_key: str | None = None
-    """None: what the inputs themselves say, else `text`."""
+    """None means the field that the inputs name, or `text` if they name none."""
     keep_keys: list[str] = []
     format: Literal["auto", "jsonl", "json", "parquet", "text"] = "auto"
     separator: str | None = None
@@ -75,14 +73,14 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Request:
-        """Check names, types and choices; the error names the flag."""
+        """Make a request from flags; check names, types and choices, and raise an error that names the flag."""
         known = set(cls.__struct_fields__)
         for name in flags:
             if name not in known:
                 raise UsageError(f"{_flag(name)} is not a flag of tokenize; see tokenmill tokenize --help")
         rank = flags.get("rank")
         if isinstance(rank, str) and re.fullmatch(r"-?[0-9]+", rank):
-            # As a command line or an environment has it.
+            # Command lines and environment variables pass numbers as strings.
             flags = {**flags, "rank": int(rank)}
         try:
             request = msgspec.convert(dict(flags), cls)
@@ -95,19 +93,23 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
             )
         if request.rank is not None and request.overwrite:
             raise UsageError(
-                f"--overwrite would have every rank remove what the others make; remove the store first (rm -r "
+                f"--overwrite would make every rank remove the work of the others; remove the store first (rm -r "
                 f"{request.out}), then start all ranks without it"
+            )
+        scheme, _, rest = request.out.partition("://")
+        if rest and scheme not in SCHEMES:
+            expected = " or ".join(f"{known}://" for known in SCHEMES)
+            raise UsageError(f"-o {request.out}: {scheme}:// is not written to; expected a path, or {expected}")
+        if request.scratch is not None and not rest:
+            raise UsageError(
+                f"--scratch {request.scratch} is for a store in a bucket, and -o {request.out} is a directory"
             )
         if request.profile is not None and not Path(request.profile).absolute().parent.is_dir():
             raise UsageError(f"--profile {request.profile}: there is no directory {Path(request.profile).parent}")
         return request
 
-    def share(self) -> Share:
-        """Which part of the run this process does; all of it, unless a rank was asked for."""
-        return find_share(self.rank, self.world_size, os.environ)
-
     def reading(self) -> ReadOptions:
-        """How documents are found in the inputs."""
+        """Return the options for finding documents in the inputs."""
         if self.separator is not None and self.whole_files:
             raise UsageError("--separator and --whole-files exclude each other: pass one of them")
         return ReadOptions(
@@ -116,17 +118,14 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
             record_keys=self._supervised_keys(),
             separator=self.separator,
             whole_files=self.whole_files,
-            max_document_bytes=_size(self.max_document_bytes, "--max-document-bytes"),
+            max_document_bytes=parse_bytes(self.max_document_bytes, "--max-document-bytes"),
         )
 
-    def on(self, inputs: Sequence[Input], display: Display | None = None) -> Request:
-        """The request with the field that holds the text, which inputs may name where the user does not."""
-        if self._supervised_keys():
-            return self
-        return msgspec.structs.replace(self, text_key=text_key_of(inputs, self.text_key, display))
-
     def policy(self, tokenizer: Tokenizer) -> TokenPolicy:
-        """Which ids go around documents: what the user says, else what the tokenizer's files say."""
+        """Decide which ids surround documents: those of the flags, else those of the tokenizer's files.
+
+        Special-token strings are read as text, unless a template writes them.
+        """
         bos, eos = tokenizer.bos_id, tokenizer.eos_id
         if self.bos_token is not None:
             bos = tokenizer.token_id(str(self.bos_token), "--bos-token")
@@ -138,14 +137,21 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
         wants_eos = self.eos if self.eos is not None else self.messages_key is None or self.prompt_key is not None
         if wants_eos and eos is None:
             raise UsageError(f"{tokenizer.name} names no end-of-text token; pass --eos-token TOKEN, or --no-eos")
+        supervision = self.supervision(tokenizer)
+        specials = self.special_tokens or "as-text"
+        if supervision is not None and has_specials(supervision, tokenizer):
+            if self.special_tokens == "as-text":
+                raise UsageError(
+                    "--special-tokens as-text would read the special tokens of the template as text; leave the flag "
+                    "out (records that have such strings of their own are then rejected), or pass parse"
+                )
+            specials = self.special_tokens or "error"
         return TokenPolicy(
-            bos_id=bos if wants_bos else None,
-            eos_id=eos if wants_eos else None,
-            special_tokens=self.specials_in_text(tokenizer),
+            bos_id=bos if wants_bos else None, eos_id=eos if wants_eos else None, special_tokens=specials
         )
 
     def supervision(self, tokenizer: Tokenizer) -> Supervision | None:
-        """How records become texts, with the templates themselves; None for data that is text already."""
+        """Return how records become texts, with templates loaded; None if the data is already text."""
         if not self._supervised_keys():
             for name in ("template", "chat_template", "weight_key"):
                 if getattr(self, name) is not None:
@@ -164,22 +170,10 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
             ends_messages=self.eos is True,
         )
 
-    def specials_in_text(self, tokenizer: Tokenizer) -> SpecialTokens:
-        """How special-token strings are read: as text, unless a template writes them."""
-        supervision = self.supervision(tokenizer)
-        if supervision is None or not has_specials(supervision, tokenizer):
-            return self.special_tokens or "as-text"
-        if self.special_tokens == "as-text":
-            raise UsageError(
-                "--special-tokens as-text would take the special tokens of the template for text; leave the flag out "
-                "(records that have such strings of their own are then rejected), or pass parse"
-            )
-        return self.special_tokens or "error"
-
     def _supervised_keys(self) -> tuple[str, ...]:
         if (self.prompt_key is None) != (self.response_key is None):
             missing = "--response-key" if self.response_key is None else "--prompt-key"
-            raise UsageError(f"{missing} is missing: a prompt and its response are named together")
+            raise UsageError(f"{missing} is missing: --prompt-key and --response-key must be passed together")
         if self.messages_key is None and self.prompt_key is None:
             return ()
         keys = Supervision(
@@ -189,7 +183,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
             weight_key=self.weight_key,
         ).keys
         if len(set(keys)) < len(keys):
-            raise UsageError(f"one field cannot be two things: {', '.join(keys)}")
+            raise UsageError(f"one field cannot have two roles: {', '.join(keys)}")
         return keys
 
     def _chat_source(self, tokenizer: Tokenizer) -> str:
@@ -204,10 +198,10 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
             raise UsageError(f"--chat-template {self.chat_template} cannot be read: {reason}") from None
 
     def settings(self, tokenizer: Tokenizer, inputs: list[InputFile]) -> Settings:
-        """The content flags, with automatic values decided."""
+        """Return the content flags with automatic values resolved."""
         task_bytes = default_task_bytes(inputs)
         if self.task_bytes is not None:
-            task_bytes = _size(self.task_bytes, "--task-bytes")
+            task_bytes = parse_bytes(self.task_bytes, "--task-bytes")
         settings = Settings(
             tokenizer_sha256=tokenizer.sha256,
             policy=self.policy(tokenizer),
@@ -223,22 +217,15 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
         return settings
 
     def memory_bytes(self) -> int | None:
-        """The budget the user set, or None."""
-        return None if self.memory == "auto" else _size(self.memory, "--memory")
+        """Return the value of --memory in bytes; None for `auto`."""
+        return None if self.memory == "auto" else parse_bytes(self.memory, "--memory")
 
 
 def _check_template(template: str) -> str:
-    """`\\n` and `\\t` as people type them in a shell are line ends and tabs."""
+    """Check a template; turn `\\n` and `\\t`, as typed in a shell, into line ends and tabs."""
     written = template.replace("\\n", "\n").replace("\\t", "\t")
     split_template(written)
     return written
-
-
-def _size(value: str | int, flag: str) -> int:
-    size = value if isinstance(value, int) else parse_bytes(value, flag)
-    if size >= 1 << 62:
-        raise UsageError(f"{flag} {value} is more than any machine has")
-    return size
 
 
 def _flag(name: str) -> str:
@@ -246,7 +233,7 @@ def _flag(name: str) -> str:
 
 
 def _explain(message: str, flags: Mapping[str, Any]) -> str:
-    """`Expected ..., got ... - at `$.on_error`` with the flag in front, and its value where that is not said."""
+    """Reword `Expected ..., got ... - at `$.on_error``: put the flag first, with its value if the message lacks it."""
     text, _, where = message.partition(" - at `$.")
     name = where.rstrip("`")
     kind = get_type_hints(Request).get(name)

@@ -1,9 +1,7 @@
-"""What a run was asked to do, in two parts that must not be mixed up.
+"""The content flags of a run: together with the inputs they decide every byte of the store.
 
-`Settings` are the content flags: together with the inputs they decide every byte of the
-store, and a run that continues another one must have the same. `RunOptions` are the run
-flags: how many workers, how much memory, what to do with bad records. They may change from
-one attempt to the next.
+A run that resumes another must have the same settings. Run flags (workers, memory, --on-error) may change from one
+attempt to the next; they stay in the `Request`.
 """
 
 from __future__ import annotations
@@ -15,18 +13,27 @@ import msgspec
 
 from tokenmill.engines import Tokenizer
 from tokenmill.errors import UsageError
-from tokenmill.readers.base import ReadOptions
-from tokenmill.readers.fields import split_key
-from tokenmill.supervision.rendering import Renderer
-from tokenmill.supervision.settings import Supervision
+from tokenmill.readers.base import ReadOptions, split_key
+from tokenmill.supervision.options import Supervision
+from tokenmill.supervision.renderer import Renderer
 
-__all__ = ["RunOptions", "Settings", "TokenPolicy", "supervision_of"]
+__all__ = ["Settings", "TokenPolicy", "supervision_of"]
 
 OnError = Literal["fail", "skip"]
+_SUPERVISION_FLAGS = {
+    "messages-key": "messages_key",
+    "prompt-key": "prompt_key",
+    "response-key": "response_key",
+    "template": "template",
+    "chat-template": "chat_template",
+    "weight-key": "weight_key",
+    "eos-after-messages": "ends_messages",
+}
+"""The flags of supervised data in a manifest, and the fields of `Supervision`."""
 
 
 class TokenPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The ids around every document, and how special-token strings inside it are read."""
+    """The ids around every document, and how to read special-token strings inside it."""
 
     bos_id: int | None = None
     eos_id: int | None = None
@@ -34,7 +41,7 @@ class TokenPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The content flags of a run, resolved: automatic values are replaced by what they came to."""
+    """The content flags of a run, with automatic values resolved."""
 
     tokenizer_sha256: str
     policy: TokenPolicy
@@ -47,12 +54,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     task_bytes: int
 
     def flags(self) -> dict[str, Any]:
-        """The settings under the names of the flags that set them, for messages and the manifest."""
-        return self._text_flags() | (supervision_flags(self.supervision) if self.supervision else {})
-
-    def _text_flags(self) -> dict[str, Any]:
+        """Return the settings by flag name, for messages and the manifest."""
         reading = self.reading
-        return {
+        flags: dict[str, Any] = {
             "tokenizer": self.tokenizer_sha256,
             "bos": self.policy.bos_id,
             "eos": self.policy.eos_id,
@@ -68,9 +72,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "limit": self.limit,
             "task-bytes": self.task_bytes,
         }
+        if self.supervision is not None:
+            flags |= {flag: getattr(self.supervision, name) for flag, name in _SUPERVISION_FLAGS.items()}
+        return flags
 
     def renderer(self, tokenizer: Tokenizer) -> Renderer | None:
-        """What turns records into texts; None for data that is text already."""
+        """Return the renderer that turns records into texts; None if the data is already text."""
         if self.supervision is None:
             return None
         return Renderer(
@@ -81,7 +88,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def check(self) -> None:
-        """Refuse values that cannot work, by the name of their flag."""
+        """Raise for an invalid value, with the name of its flag."""
         if not 0.0 <= self.val_fraction < 1.0:
             raise UsageError(f"--val-fraction {self.val_fraction} must be at least 0 and below 1")
         if self.limit is not None and self.limit < 1:
@@ -91,46 +98,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if self.reading.max_document_bytes < 1:
             raise UsageError(f"--max-document-bytes {self.reading.max_document_bytes} must be positive")
         if self.reading.separator == "":
-            raise UsageError("--separator is empty; pass the string that stands between two documents")
+            raise UsageError("--separator is empty; pass the string that separates two documents")
         for key in (self.reading.text_key, *self.reading.keep_keys, *self.reading.record_keys):
             split_key(key)
 
 
-def supervision_flags(supervision: Supervision) -> dict[str, Any]:
-    """The flags of supervised data under their names."""
-    return {
-        "messages-key": supervision.messages_key,
-        "prompt-key": supervision.prompt_key,
-        "response-key": supervision.response_key,
-        "template": supervision.template,
-        "chat-template": supervision.chat_template,
-        "weight-key": supervision.weight_key,
-        "eos-after-messages": supervision.ends_messages,
-    }
-
-
 def supervision_of(flags: Mapping[str, Any]) -> Supervision | None:
-    """The same from the flags in a manifest."""
+    """Rebuild the settings of supervised data from the flags in a manifest."""
     if "messages-key" not in flags:
         return None
-    return Supervision(
-        messages_key=flags["messages-key"],
-        prompt_key=flags["prompt-key"],
-        response_key=flags["response-key"],
-        template=flags["template"],
-        chat_template=flags["chat-template"],
-        weight_key=flags["weight-key"],
-        ends_messages=flags["eos-after-messages"],
-    )
-
-
-class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The run flags; None means that tokenmill decides."""
-
-    workers: int | None = None
-    memory_bytes: int | None = None
-    batch_size: int | None = None
-    engine: str = "auto"
-    on_error: OnError = "fail"
-    max_errors: int | None = None
-    overwrite: bool = False
+    return Supervision(**{name: flags[flag] for flag, name in _SUPERVISION_FLAGS.items()})

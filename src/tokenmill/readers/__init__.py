@@ -1,34 +1,168 @@
-"""Readers by name; `detection.py` tells which one an input needs."""
+"""Readers by name, and the format of an input.
+
+Content decides before the name does. Parquet files have a magic number. Files are searched for JSON, because arrays,
+JSON lines and concatenated objects are stored under each other's suffixes and under `.txt`. A file whose format is
+still unknown is an error; nothing is guessed.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from json import JSONDecoder
 
-from tokenmill.errors import UsageError
+import msgspec
+
+from tokenmill.errors import DataError, UsageError
+from tokenmill.files import DamagedInput, detect_compression, open_stream
 from tokenmill.readers.base import DelimitedReader, Reader, ReadOptions
-from tokenmill.readers.detection import detect_format, format_by_name
 from tokenmill.readers.json import JsonReader
 from tokenmill.readers.jsonl import JsonlReader
 from tokenmill.readers.parquet import ParquetReader
 from tokenmill.readers.text import TextReader
+from tokenmill.remote.paths import InputPath
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+__all__ = [
+    "READERS",
+    "DelimitedReader",
+    "ReadOptions",
+    "Reader",
+    "delimited_reader_for",
+    "detect_format",
+    "format_by_name",
+    "reader_for",
+]
 
-__all__ = ["READERS", "DelimitedReader", "ReadOptions", "Reader", "detect_format", "format_by_name", "reader_for"]
-
-AnyReader = ParquetReader | JsonlReader | JsonReader | TextReader
-
-READERS: dict[str, Callable[[ReadOptions], AnyReader]] = {
+READERS: dict[str, Callable[[ReadOptions], JsonReader | JsonlReader | ParquetReader | TextReader]] = {
     "json": JsonReader,
     "jsonl": JsonlReader,
     "parquet": ParquetReader,
     "text": TextReader,
 }
 
+_SUFFIXES = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+}
+_COMPRESSION_SUFFIXES = (".gz", ".gzip", ".zst", ".zstd")
+_FORMATS_OF_JSON = {"lines": "jsonl", "mixed": "jsonl", "cut": "jsonl", "array": "json", "values": "json"}
+_HEAD_BYTES = 64 << 10
 
-def reader_for(format: str, options: ReadOptions) -> AnyReader:
-    """The reader of a format."""
+
+def reader_for(format: str, options: ReadOptions) -> Reader:
+    """Create the reader of a format."""
     if format not in READERS:
         raise UsageError(f"format {format!r} is not known; expected one of {', '.join(READERS)}")
     return READERS[format](options)
+
+
+def delimited_reader_for(format: str, options: ReadOptions) -> DelimitedReader:
+    """Create the reader of a format that can be read as a stream, which is every format except Parquet."""
+    reader = READERS[format](options)
+    assert not isinstance(reader, ParquetReader)
+    return reader
+
+
+def detect_format(path: InputPath, head: bytes, options: ReadOptions) -> str:
+    """Return the format of a file that starts with `head`, which may be compressed."""
+    compression = detect_compression(head, str(path))
+    if compression != "none":
+        head = _decompressed_head(path, compression)
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    named = format_by_name(path)
+    if options.whole_files or options.separator is not None:
+        if named not in (None, "text"):
+            flag = "--whole-files" if options.whole_files else "--separator"
+            raise DataError(str(path), f"{flag} is for plain text, and this is {named}; pass --format text to allow it")
+        return "text"
+    found = _look_at_json(head)
+    if named == "json":
+        return "jsonl" if found in ("lines", "mixed") else "json"
+    if named == "jsonl":
+        return "json" if found == "array" else "jsonl"
+    if named == "text":
+        return "jsonl" if found == "lines" else "text"
+    if found in _FORMATS_OF_JSON:
+        return _FORMATS_OF_JSON[found]
+    if not head:
+        return "text"
+    known = ", ".join(("parquet", *sorted(suffix[1:] for suffix in _SUFFIXES)))
+    raise DataError(
+        str(path), f"its format is not known (known suffixes: {known}). Pass --format json|jsonl|parquet|text"
+    )
+
+
+def format_by_name(path: InputPath) -> str | None:
+    """Return the format that the suffix of a file stands for, or None."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    while suffixes and suffixes[-1] in _COMPRESSION_SUFFIXES:
+        suffixes.pop()
+    return _SUFFIXES.get(suffixes[-1]) if suffixes else None
+
+
+def _decompressed_head(path: InputPath, compression: str) -> bytes:
+    head = b""
+    with open_stream(path, compression) as stream:
+        try:
+            while len(head) < _HEAD_BYTES and (data := stream.read(_HEAD_BYTES - len(head))):
+                head += data
+        except DamagedInput:
+            pass
+    return head
+
+
+def _look_at_json(head: bytes) -> str:
+    """Classify the JSON at the start of a file.
+
+    `lines` are one object each; `mixed` has other lines too; `cut` is the start of one line; `array` is an array of
+    objects; `values` are objects over several lines or several on one line; `none` is anything else.
+    """
+    head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if head.startswith(b"["):
+        inside = head[1:].lstrip()
+        return "array" if inside.startswith(b"{") and not _has_object_after_line(head) else "none"
+    if not head.startswith(b"{"):
+        return "none"
+    position = 0
+    for line in head.splitlines(keepends=True):
+        kind = _classify_line(line)
+        if kind == "cut" and position + len(line) == len(head) and not line.endswith(b"\n"):
+            return "lines" if position else "cut"
+        if kind != "whole":
+            spread = line.startswith(b"{") and _is_spread(head[position:])
+            return "values" if spread else "mixed" if position else "none"
+        position += len(line)
+    return "lines"
+
+
+def _classify_line(line: bytes) -> str:
+    """Return `whole` for a blank line or a JSON object, `cut` for the start of an object, or `none`."""
+    if not line.strip():
+        return "whole"
+    try:
+        msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return "cut" if "truncated" in str(error) else "none"
+    return "whole"
+
+
+def _is_spread(data: bytes) -> bool:
+    """Whether the object that begins here continues on the next line, or is followed by another on its line."""
+    if _classify_line(data) in ("whole", "cut"):
+        return True
+    text = data.decode("utf-8", "replace")
+    try:
+        _, end = JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return text[end:].lstrip().startswith("{")
+
+
+def _has_object_after_line(head: bytes) -> bool:
+    """Whether the second line is a record, so that an array on the first line is a bad record of JSON lines."""
+    _, _, rest = head.partition(b"\n")
+    return _classify_line(rest.partition(b"\n")[0]) == "whole" and rest.lstrip().startswith(b"{")

@@ -1,8 +1,8 @@
-"""JSON files: one array of records, or objects one after another, however they are laid out.
+"""JSON files: one array of records, or concatenated objects, in any layout.
 
-Such a file cannot be entered in the middle, so it is turned into JSON lines while it is
-read: each element on a line of its own, at a few hundred MB/s, without holding more than one
-read. Everything that is true of JSON lines (limits, rejects, cutting into tasks) then holds.
+Such a file cannot be read from the middle. `JsonElements` converts it to JSON lines while it is read, one element per
+line, at a few hundred MB/s and without holding more than one read in memory. Everything else (limits, rejects, cutting
+into tasks) is then the same as for JSON lines.
 """
 
 from __future__ import annotations
@@ -10,49 +10,36 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tokenmill.batch import TextBatch
 from tokenmill.compression import DamagedInput
-from tokenmill.files import open_stream
-from tokenmill.readers.base import ReadOptions, Stream
-from tokenmill.readers.blocks import BYTE_ORDER_MARK
+from tokenmill.readers._blocks import BYTE_ORDER_MARK
+from tokenmill.readers.base import ByteStream, DelimitedReader, ReadOptions
 from tokenmill.readers.jsonl import JsonlReader
-from tokenmill.remote.paths import InputPath
+from tokenmill.text_batch import TextBatch
 
 __all__ = ["JsonElements", "JsonReader"]
 
 
-class JsonReader:
-    """Reads the elements of a JSON array, or of several values in a row.
+class JsonReader(DelimitedReader):
+    """Reads the elements of a JSON array, or concatenated values.
 
     Positions are bytes of the JSON lines that `adapt` makes, and lines are elements.
     """
 
-    splittable = False
     delimiter = b"\n"
 
     def __init__(self, options: ReadOptions) -> None:
         self._lines = JsonlReader(options)
 
-    def plan(self, path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
-        """All of the file."""
-        return [(0, path.stat().st_size)]
-
-    def read_range(self, path: InputPath, start: int, stop: int) -> Iterator[TextBatch]:
-        """The documents of a whole plain file."""
-        assert start == 0
-        with open_stream(path, "none") as stream:
-            yield from self.read_stream(self.adapt(stream))
-
-    def adapt(self, stream: Stream) -> Stream:
-        """The elements as JSON lines."""
+    def adapt(self, stream: ByteStream) -> ByteStream:
+        """Convert the elements to JSON lines."""
         return JsonElements(stream)
 
-    def read_stream(self, stream: Stream, *, position: int = 0) -> Iterator[TextBatch]:
-        """All documents of a stream that `adapt` has made."""
+    def read_stream(self, stream: ByteStream, *, position: int = 0) -> Iterator[TextBatch]:
+        """Read all documents of an adapted stream."""
         return self._lines.read_stream(stream, position=position)
 
 
-# Line ends become tabs: as white space they mean the same, and inside a string both are errors.
+# Line ends become tabs. Between values both are white space, and inside a string both are errors.
 _ONE_LINE = bytes.maketrans(b"\r\n", b"\t\t")
 _SCALAR_STARTS = frozenset(b"-0123456789tfn"[i : i + 1] for i in range(14))
 _BLANK = re.compile(rb"[ \t]*")
@@ -62,14 +49,13 @@ _QUOTE, _BACKSLASH, _OPENING = ord('"'), ord("\\"), frozenset(b"[{")
 
 
 class JsonElements:
-    """A stream of JSON lines made from the elements of JSON arrays or concatenated values.
+    """Converts the elements of JSON arrays or concatenated values to a stream of JSON lines.
 
-    Only the structure between elements is checked here; what is inside one is the decoder's
-    to judge. Broken structure ends the stream with `DamagedInput`, since nothing after it can
-    be told apart.
+    It checks only the structure between elements; the decoder of lines checks each element. Broken structure raises
+    `DamagedInput`, because the elements after it cannot be told apart.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self._damage: str | None = None
         self._started = False
@@ -82,7 +68,7 @@ class JsonElements:
         self._ready = b""
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes of JSON lines."""
+        """Return up to `size` bytes of JSON lines."""
         if not self._ready:
             self._ready = self._read_lines(size)
         data, self._ready = self._ready[:size], self._ready[size:]
@@ -110,7 +96,7 @@ class JsonElements:
         return data
 
     def _convert(self, data: bytes) -> bytes:
-        """Follow the structure through one read, copying elements and dropping what is between them."""
+        """Follow the structure through one read: copy elements and drop the bytes between them."""
         data = data.translate(_ONE_LINE)
         pieces: list[bytes] = []
         self._rest = b""
@@ -131,14 +117,14 @@ class JsonElements:
         return b"".join(pieces)
 
     def _step(self, data: bytes, at: int) -> int:
-        """Take one byte between elements: punctuation, or the first byte of an element."""
+        """Handle one byte between elements: punctuation, or the first byte of an element."""
         char = data[at : at + 1]
         if self._expected == "separator" and char == b",":
             self._expected = "element"
         elif self._expected in ("separator", "first") and char == b"]":
             self._in_array, self._expected = False, "value"
         elif self._expected == "separator":
-            self._break_off(char)
+            self._report_damage(char)
         elif char == b"[" and not self._in_array:
             self._in_array, self._expected = True, "first"
         elif char in (b"{", b"["):
@@ -148,11 +134,11 @@ class JsonElements:
         elif char in _SCALAR_STARTS:
             self._inside = "scalar"
         else:
-            self._break_off(char)
+            self._report_damage(char)
         return at + 1
 
     def _follow_element(self, data: bytes, at: int) -> int:
-        """Go to the end of the element, or of the data; strings are leapt over from quote to quote."""
+        """Return the end of the element, or of the data; skip strings from quote to quote."""
         if self._inside == "scalar":
             at = _end(_SCALAR, data, at)
             self._inside = "" if at < len(data) else "scalar"
@@ -179,7 +165,7 @@ class JsonElements:
         self._inside = ""
         return at
 
-    def _break_off(self, found: bytes) -> None:
+    def _report_damage(self, found: bytes) -> None:
         expected = {
             "value": "an object or an array",
             "first": "a value or ']'",
@@ -197,7 +183,7 @@ def _end(pattern: re.Pattern[bytes], data: bytes, at: int) -> int:
 
 
 def _string_end(data: bytes, at: int) -> int:
-    """The end of the string that `at` is inside of, -1 if that is not in the data."""
+    """Return the end of the string that contains `at`, -1 if it is not in the data."""
     quote = data.find(b'"', at)
     while quote >= 0 and _num_backslashes(data, at, quote) % 2:
         quote = data.find(b'"', quote + 1)
@@ -205,7 +191,7 @@ def _string_end(data: bytes, at: int) -> int:
 
 
 def _num_backslashes(data: bytes, start: int, stop: int) -> int:
-    """How many backslashes end `data[start:stop]`."""
+    """Count the backslashes at the end of `data[start:stop]`."""
     at = stop
     while at > start and data[at - 1] == _BACKSLASH:
         at -= 1

@@ -1,8 +1,8 @@
-"""JSON lines: one object per line, decoded a block at a time by a typed decoder.
+"""JSON lines: one object per line. A typed decoder parses a block of lines at a time.
 
-Only the wanted fields are built, at 700 MB/s; a block in which anything is wrong is decoded
-again line by line, so a bad line costs itself and nothing else. msgspec reads values, not
-lines, so a block also has to be shown to hold exactly one object per line.
+The decoder builds only the requested fields, at 700 MB/s. If anything in a block is wrong, each of its lines is decoded
+on its own, so that a bad line does not affect others. msgspec decodes values and does not care about lines, so the
+reader also checks that each line is exactly one object.
 """
 
 from __future__ import annotations
@@ -15,51 +15,54 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.batch import PackedTexts, Reject, TextBatch
-from tokenmill.readers.base import ReadOptions, Stream
-from tokenmill.readers.blocks import BYTE_ORDER_MARK, byte_ranges, read_documents, read_file_range
-from tokenmill.readers.diagnosis import Refusal, read_again, read_record_again
-from tokenmill.readers.fields import as_kept, find_value, split_key
-from tokenmill.readers.packing import find_all, is_utf8, pack
+from tokenmill.readers._blocks import (
+    BYTE_ORDER_MARK,
+    byte_ranges,
+    read_documents,
+    read_file_range,
+    skipped_as_too_long,
+)
+from tokenmill.readers._json_errors import explain_record, read_again
+from tokenmill.readers._json_strings import find_all, is_utf8, pack
+from tokenmill.readers.base import ByteStream, DelimitedReader, ReadOptions, as_kept, find_value, split_key
 from tokenmill.remote.paths import InputPath
+from tokenmill.text_batch import Refusal, Reject, TextBatch, too_long
 
 __all__ = ["JsonlReader"]
 
 WHITESPACE = b" \t\r\n"
 BLOCKS_SKIPPED = 15
-"""Blocks that are not tried after one whose texts cannot be had as bytes."""
+"""How many blocks are not packed after one that could not be packed."""
 _REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_Kept = tuple["str | None", ...]
 
 
-class JsonlReader:
-    """Reads one JSON object per line; blank lines are skipped."""
+class JsonlReader(DelimitedReader):
+    """Reads one JSON object per line and skips blank lines."""
 
     splittable = True
     delimiter = b"\n"
 
     def __init__(self, options: ReadOptions) -> None:
-        self._fields = _RecordFields(options) if options.record_keys else _Fields(options)
-        self._packed = _PackedFields(options) if options.packed and not options.record_keys else None
+        self._has_records = bool(options.record_keys)
+        self._fields = _RecordFields(options) if self._has_records else _TextFields(options)
+        self._packed = _PackedTextFields(options) if options.packed and not self._has_records else None
         self._max_text = options.max_document_bytes
         # JSON spends at most two bytes per byte of text unless it escapes plain letters.
         self._max_line = 2 * options.max_document_bytes + (64 << 10)
 
     def plan(self, path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
-        """Ranges of bytes."""
+        """Divide a file into ranges of bytes."""
         return byte_ranges(path, task_bytes)
 
-    def read_range(self, path: InputPath, start: int, stop: int) -> Iterator[TextBatch]:
-        """The documents of a plain file whose lines start in `[start, stop)`."""
+    def read_range(self, path: InputPath, start: int, stop: int | None) -> Iterator[TextBatch]:
+        """Read the documents of an uncompressed file whose lines start in `[start, stop)`."""
         return read_file_range(
             path, start, stop, delimiter=self.delimiter, max_bytes=self._max_line, decode=self._decode
         )
 
-    def adapt(self, stream: Stream) -> Stream:
-        """The stream itself."""
-        return stream
-
-    def read_stream(self, stream: Stream, *, position: int = 0) -> Iterator[TextBatch]:
-        """All documents of a stream."""
+    def read_stream(self, stream: ByteStream, *, position: int = 0) -> Iterator[TextBatch]:
+        """Read all documents of a stream."""
         return read_documents(stream, position, delimiter=self.delimiter, max_bytes=self._max_line, decode=self._decode)
 
     def _decode(self, data: bytes | bytearray, num_bytes: int, position: int, line: int) -> TextBatch:
@@ -69,22 +72,18 @@ class JsonlReader:
         if len(starts):
             filled, uniform = _check_lines(data, starts, stops)
             if uniform and int((stops - starts).max()) <= self._max_text:
-                decoded = self._decode_block(memoryview(data)[:num_bytes], len(filled))
+                block = memoryview(data)[:num_bytes]
+                packed = self._packed.decode_block(block, len(filled)) if self._packed is not None else None
+                decoded = packed or self._fields.decode_block(block, len(filled))
                 if decoded is not None:
                     documents, kept = decoded
                     lines = np.arange(line, line + len(starts))
                     if len(filled) < len(starts):
                         lines = lines[np.searchsorted(starts, filled)]
                     return self._batch(documents, filled + position, kept, [], len(starts), lines)
-        return self._decode_apart(data, starts, stops, position, line)
+        return self._decode_lines(data, starts, stops, position, line)
 
-    def _decode_block(
-        self, data: memoryview, num_records: int
-    ) -> tuple[Sequence[Any], list[tuple[Any, ...]] | None] | None:
-        packed = self._packed.decode_packed(data, num_records) if self._packed is not None else None
-        return packed or self._fields.decode_block(data, num_records)
-
-    def _decode_apart(
+    def _decode_lines(
         self,
         data: bytes | bytearray,
         starts: npt.NDArray[np.int64],
@@ -92,11 +91,11 @@ class JsonlReader:
         position: int,
         line: int,
     ) -> TextBatch:
-        """Decode each line by itself, because something in the block is not as it should be."""
+        """Decode each line on its own, because something in the block is wrong."""
         documents: list[Any] = []
         positions: list[int] = []
         lines: list[int] = []
-        kept: list[tuple[Any, ...]] = []
+        kept: list[_Kept] = []
         rejects: list[Reject] = []
         for index, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
             record = data[start:stop]
@@ -104,7 +103,7 @@ class JsonlReader:
                 continue
             document = self._decode_one(record)
             if isinstance(document, Refusal):
-                rejects.append(Reject(position + start, line + index, document.reason, document.detail))
+                rejects.append(Reject(position + start, line + index, *document))
                 continue
             documents.append(document[0])
             positions.append(position + start)
@@ -123,158 +122,140 @@ class JsonlReader:
         self,
         documents: Sequence[Any],
         positions: npt.NDArray[np.int64],
-        kept: list[tuple[Any, ...]] | None,
+        kept: list[_Kept] | None,
         rejects: list[Reject],
         num_lines: int,
         lines: npt.NDArray[np.int64],
     ) -> TextBatch:
-        if not self._fields.are_records:
+        if not self._has_records:
             return TextBatch(documents, positions, kept, rejects, num_lines, lines=lines)
         return TextBatch([], positions, kept, rejects, num_lines, records=list(documents), lines=lines)
 
-    def _decode_one(self, record: bytes | bytearray) -> tuple[Any, tuple[Any, ...]] | Refusal:
+    def _decode_one(self, record: bytes | bytearray) -> tuple[Any, _Kept] | Refusal:
         if len(record) > self._max_line:
-            return Refusal("too-long", f"{len(record):,} bytes in one document, more than --max-document-bytes allows")
+            return skipped_as_too_long(len(record))
         document = self._fields.decode_one(record)
-        if isinstance(document, Refusal) or len(record) <= self._max_text or self._fields.are_records:
+        if isinstance(document, Refusal) or len(record) <= self._max_text or self._has_records:
             return document
         num_bytes = len(document[0].encode())
-        if num_bytes > self._max_text:
-            return Refusal("too-long", f"the text has {num_bytes:,} bytes; --max-document-bytes is {self._max_text:,}")
-        return document
+        return too_long(num_bytes, self._max_text) if num_bytes > self._max_text else document
 
 
 class _RecordFields:
-    """A decoder of several fields as they are; one that is missing is None."""
-
-    are_records = True
+    """Decodes objects and picks several fields of each; a missing field is None."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.keep_parts = tuple(map(split_key, options.keep_keys))
         self._parts = tuple(map(split_key, options.record_keys))
         self._names = [parts[0] for parts in self._parts] if all(len(parts) == 1 for parts in self._parts) else None
-        self._decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(dict[str, Any])
 
-    def decode_block(self, data: memoryview, num_records: int) -> tuple[list[Any], list[tuple[Any, ...]] | None] | None:
-        """The documents of `num_records` lines, None if there is anything wrong with one of them."""
+    def decode_block(self, data: memoryview, num_records: int) -> tuple[Sequence[Any], list[_Kept] | None] | None:
+        """Return the documents of `num_records` lines and their kept values, or None if anything is wrong."""
         try:
             records = self._decoder.decode_lines(data)
         except _REFUSALS:
             return None
-        if len(records) != num_records:
+        documents = self._documents(records) if len(records) == num_records else None
+        if documents is None:
             return None
-        return [self._values(record) for record in records], list(map(self._kept, records)) if self.keep_parts else None
+        return documents, [self._kept(record) for record in records] if self.keep_parts else None
 
-    def decode_one(self, data: bytes | bytearray) -> tuple[Any, tuple[Any, ...]] | Refusal:
-        """The document of one line, or what is wrong with it."""
+    def decode_one(self, data: bytes | bytearray) -> tuple[Any, _Kept] | Refusal:
+        """Return the document of one line and its kept values, or why there is none."""
         try:
             record = self._decoder.decode(data)
         except _REFUSALS:
-            return read_record_again(data)
-        return self._values(record), self._kept(record)
+            return self._read_again(data)
+        documents = self._documents([record])
+        return self._read_again(data) if documents is None else (documents[0], self._kept(record))
 
-    def _values(self, record: dict[str, Any]) -> tuple[Any, ...]:
+    def _documents(self, records: list[Any]) -> Sequence[Any] | None:
+        """Return the document of each record, or None if one of them has none."""
         if self._names is not None:
-            return tuple([record.get(name) for name in self._names])
-        return tuple([find_value(record, parts) for parts in self._parts])
+            return [tuple([record.get(name) for name in self._names]) for record in records]
+        return [tuple([find_value(record, parts) for parts in self._parts]) for record in records]
 
-    def _kept(self, record: dict[str, Any]) -> tuple[str | None, ...]:
+    def _kept(self, record: Any) -> _Kept:
         return tuple(as_kept(find_value(record, parts)) for parts in self.keep_parts)
 
+    def _read_again(self, data: bytes | bytearray) -> tuple[Any, _Kept] | Refusal:
+        return explain_record(data)
 
-class _Fields:
-    """A decoder made for the wanted fields, which skips all others without building them."""
 
-    are_records = False
+class _TextFields(_RecordFields):
+    """Decodes the text and the kept fields, and skips all others without building them."""
 
     def __init__(self, options: ReadOptions, text_kind: Any = str) -> None:
-        self.text_parts = split_key(options.text_key)
-        self.keep_parts = tuple(map(split_key, options.keep_keys))
-        top = self.text_parts[0]
-        kept_tops = {parts[0] for parts in self.keep_parts if parts != self.text_parts}
+        super().__init__(options)
+        self._text_parts = split_key(options.text_key)
+        top = self._text_parts[0]
+        kept_tops = {parts[0] for parts in self.keep_parts if parts != self._text_parts}
         kind: Any = Any
         if top not in kept_tops:
             kind = text_kind
-            for name in reversed(self.text_parts[1:]):
+            for name in reversed(self._text_parts[1:]):
                 kind = msgspec.defstruct("Nested", [("inner", kind)], rename={"inner": name}, gc=False)
         self._typed = kind is not Any
         names = {"text": top} | {f"kept{n}": name for n, name in enumerate(sorted(kept_tops - {top}))}
         fields: list[Any] = [("text", kind), *((name, Any, None) for name in names if name != "text")]
-        # No cycle can come out of JSON, so the collector need not look at these.
+        # JSON has no reference cycles, so the garbage collector need not track the records.
         self._decoder = msgspec.json.Decoder(msgspec.defstruct("Record", fields, rename=names, gc=False))
-        self._text_of = attrgetter("text" + ".inner" * (len(self.text_parts) - 1) if self._typed else "text")
+        self._text_of = attrgetter("text" + ".inner" * (len(self._text_parts) - 1) if self._typed else "text")
         field_of = {name: field for field, name in names.items()}
         self._kept_of = [
-            (self._text_of, ()) if parts == self.text_parts else (attrgetter(field_of[parts[0]]), parts[1:])
+            (self._text_of, ()) if parts == self._text_parts else (attrgetter(field_of[parts[0]]), parts[1:])
             for parts in self.keep_parts
         ]
 
-    def decode_block(self, data: memoryview, num_records: int) -> tuple[list[str], list[tuple[Any, ...]] | None] | None:
-        """The documents of `num_records` lines, None if there is anything wrong with one of them."""
-        try:
-            records = self._decoder.decode_lines(data)
-        except _REFUSALS:
-            return None
-        texts = self._texts(records)
-        if len(records) != num_records or texts is None:
-            return None
-        return texts, [self._kept(record) for record in records] if self.keep_parts else None
-
-    def decode_one(self, data: bytes | bytearray) -> tuple[str, tuple[Any, ...]] | Refusal:
-        """The document of one line, or what is wrong with it."""
-        try:
-            record = self._decoder.decode(data)
-        except _REFUSALS:
-            return read_again(data, self.text_parts, self.keep_parts)
-        texts = self._texts([record])
-        return read_again(data, self.text_parts, self.keep_parts) if texts is None else (texts[0], self._kept(record))
-
-    def _texts(self, records: list[Any]) -> list[str] | None:
+    def _documents(self, records: list[Any]) -> Sequence[Any] | None:
         texts = list(map(self._text_of, records))
         if not self._typed:
-            texts = [find_value(text, self.text_parts[1:]) for text in texts]
+            texts = [find_value(text, self._text_parts[1:]) for text in texts]
             if not all(type(text) is str for text in texts):
                 return None
         return texts
 
-    def _kept(self, record: Any) -> tuple[str | None, ...]:
+    def _kept(self, record: Any) -> _Kept:
         return tuple(as_kept(find_value(value_of(record), parts)) for value_of, parts in self._kept_of)
 
+    def _read_again(self, data: bytes | bytearray) -> tuple[Any, _Kept] | Refusal:
+        return read_again(data, self._text_parts, self.keep_parts)
 
-class _PackedFields(_Fields):
-    """Texts as bytes: their JSON strings are joined, and the escapes of all of them undone at once."""
+
+class _PackedTextFields(_TextFields):
+    """Decodes the texts of a block to one buffer: joins their JSON strings and decodes all escapes in one call."""
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options, msgspec.Raw)
         # A text that is also kept has to be a string.
-        self._is_possible = self._typed and self.text_parts not in self.keep_parts
-        self._skip = 0
+        self._is_possible = self._typed and self._text_parts not in self.keep_parts
+        self._num_to_skip = 0
 
-    def decode_packed(
-        self, data: memoryview, num_records: int
-    ) -> tuple[PackedTexts, list[tuple[Any, ...]] | None] | None:
-        """The documents of `num_records` lines, None if there is anything wrong or out of the ordinary."""
-        if self._skip or not self._is_possible or not num_records:
-            self._skip = max(0, self._skip - 1)
+    def decode_block(self, data: memoryview, num_records: int) -> tuple[Sequence[Any], list[_Kept] | None] | None:
+        """Return the documents of `num_records` lines, or None if they cannot be packed or anything is wrong."""
+        if self._num_to_skip or not self._is_possible or not num_records:
+            self._num_to_skip = max(0, self._num_to_skip - 1)
             return None
-        try:
-            records = self._decoder.decode_lines(data)
-        except _REFUSALS:
+        if not is_utf8(data):
+            self._num_to_skip = BLOCKS_SKIPPED
             return None
-        packed = pack(list(map(self._text_of, records))) if len(records) == num_records and is_utf8(data) else None
+        return super().decode_block(data, num_records)
+
+    def _documents(self, records: list[Any]) -> Sequence[Any] | None:
+        packed = pack(list(map(self._text_of, records)))
         if packed is None:
-            # What one block has, such as non-ASCII letters as escapes, the next ones mostly have too.
-            self._skip = BLOCKS_SKIPPED
-            return None
-        return packed, [self._kept(record) for record in records] if self.keep_parts else None
+            # The next blocks are likely to have what this one has, such as letters that are written as escapes.
+            self._num_to_skip = BLOCKS_SKIPPED
+        return packed
 
 
 def _find_lines(data: bytes | bytearray, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Where lines start and stop, without their line ends, in the first `stop` bytes."""
+    """Find the starts and stops of lines, without their line ends, in the first `stop` bytes."""
     if data.count(b"\n", 0, min(stop, 8192)) > 16:
         stops = np.flatnonzero(np.frombuffer(data, np.uint8, stop) == 10)
     else:
-        # 8 GB/s against 4 GB/s, as long as lines are longer than about 500 bytes.
+        # 8 GB/s instead of 4 GB/s if lines are longer than about 500 bytes.
         stops = np.array(find_all(data, b"\n", stop), np.int64)
     if stop and not data.endswith(b"\n", 0, stop):
         stops = np.append(stops, stop)
@@ -286,10 +267,10 @@ def _find_lines(data: bytes | bytearray, stop: int) -> tuple[npt.NDArray[np.int6
 def _check_lines(
     data: bytes | bytearray, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], bool]:
-    """The starts of lines that are not empty, and whether each of these runs from `{` to `}`.
+    """Return the starts of lines that are not empty, and whether each of them begins with `{` and ends with `}`.
 
-    Inside one JSON value no `{` follows a `}` but for white space, so every line of such a
-    block starts a value; with as many values as lines, each line is exactly one.
+    Inside one JSON value, `{` never follows `}` with only white space between them. So every such line starts a new
+    value, and if a block has as many values as lines, each line is exactly one value.
     """
     codes = np.frombuffer(data, np.uint8)
     last = stops - 1

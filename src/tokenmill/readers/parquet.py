@@ -1,58 +1,56 @@
 """Parquet: a text column, read row group by row group in small batches.
 
-Spans count rows and are made of whole row groups, the only places where reading can start
-without decoding what comes before. pyarrow is imported when a file is opened, since it takes
-longer to load than the rest of the package.
+Spans count rows. A plan cuts a file between row groups, because only there can reading start without decoding what
+comes before. pyarrow is imported when a file is opened: it takes longer to import than the rest of the package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from tokenmill.batch import PackedTexts, Reject, TextBatch
+from tokenmill.arrow_types import find_type
 from tokenmill.errors import DataError
-from tokenmill.readers.base import ReadOptions
-from tokenmill.readers.fields import as_kept, split_key
-from tokenmill.readers.packing import is_utf8
+from tokenmill.readers._json_strings import is_utf8
+from tokenmill.readers.base import Reader, ReadOptions, as_kept, split_key
 from tokenmill.remote.paths import InputPath, RemotePath
-from tokenmill.schemas import find_type
+from tokenmill.text_batch import PackedTexts, Refusal, Reject, TextBatch, too_long
 
 __all__ = ["ParquetReader"]
 
 BATCH_BYTES = 1 << 20
-"""Text per batch, as far as the average row foretells it."""
+"""Text per batch, estimated from the average row."""
 MOST_BATCH_ROWS = 8192
 RESCUE_BATCH_ROWS = 16
-"""Rows per batch next to a damaged page: at most this many sound rows are lost with it."""
+"""Rows per batch next to a damaged page: fewer valid rows than this are lost with it."""
 
 
-class ParquetReader:
+class ParquetReader(Reader):
     """Reads rows of Parquet files; the text is a string column, or a string field of a struct column."""
+
+    counts_rows = True
+    splittable = True
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         for key in (options.text_key, *options.record_keys, *options.keep_keys):
             split_key(key)
 
-    def num_rows(self, path: InputPath) -> int:
-        """How many rows a file has."""
-        with _open(path) as file:
-            return int(file.metadata.num_rows)
-
     def count_documents(self, path: InputPath) -> int:
-        """One for each row, whatever it holds; one for a file without a footer, which is a reject."""
+        """Count the rows, each of which is a document or a reject; 1 for a file without a footer, which is a reject."""
         try:
-            return self.num_rows(path)
+            with _open(path) as file:
+                return int(file.metadata.num_rows)
         except DataError:
             return 1
 
     def plan(self, path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
-        """Spans of rows: consecutive row groups until their text takes `task_bytes` uncompressed."""
+        """Divide a file into spans of consecutive row groups with `task_bytes` of uncompressed text each."""
         with _open(path) as file:
-            self._check_columns(path, file.schema_arrow)
+            self._check_documents(path, file.schema_arrow)
+            self._check_kept(path, file.schema_arrow)
             spans: list[tuple[int, int]] = []
             start = stop = num_bytes = 0
             for group in range(file.metadata.num_row_groups):
@@ -64,21 +62,33 @@ class ParquetReader:
                 num_bytes += group_bytes
             return [*spans, (start, stop)] if stop > start else spans
 
-    def read_range(self, path: InputPath, start: int, stop: int) -> Iterator[TextBatch]:
-        """The documents of rows `start` to `stop`; a damaged page ends them with one reject for all rows left.
+    def read_range(self, path: InputPath, start: int, stop: int | None) -> Iterator[TextBatch]:
+        """Read the rows `start` to `stop`.
 
-        How far rows next to the damage are rescued follows from their row group alone, so that whoever reads the
-        group again, from wherever, finds the same rows.
+        A damaged page ends them with one reject for all rows that are left. How many rows before the damage are read
+        depends only on their row group, so that every reader of the group finds the same rows. If there is no footer or
+        no column of texts, one reject stands for all rows.
         """
-        row = start
-        damage = ""
-        with _open(path) as file:
-            self._check_columns(path, file.schema_arrow)
-            stop = min(stop, file.metadata.num_rows)
+        try:
+            file = _open(path)
+        except _NoFooter as error:
+            yield self._reject(Reject(start, -1, "damaged", error.reason))
+            return
+        with file:
+            num_rows = file.metadata.num_rows
+            stop = num_rows if stop is None else min(stop, num_rows)
+            try:
+                self._check_documents(path, file.schema_arrow)
+            except DataError as error:
+                reason = "no-text-column" if num_rows else "damaged"
+                yield self._reject(Reject(start, -1, reason, error.reason, max(1, stop - start)))
+                return
+            self._check_kept(path, file.schema_arrow)
+            row = start
             for most_rows in (MOST_BATCH_ROWS, RESCUE_BATCH_ROWS):
                 try:
                     for rows in self._iter_rows(file, row, stop, most_rows):
-                        yield self._to_texts(path, rows, row, row - start)
+                        yield self._to_batch(path, rows, row, row - start)
                         row += len(rows)
                     if row >= stop:
                         return
@@ -86,18 +96,19 @@ class ParquetReader:
                 except _arrow_errors() as error:
                     damage = _first_sentence(error)
         detail = f"damaged Parquet data after row {row}: {damage}"
-        reject = Reject(row, row - start, "damaged", detail, stop - row)
-        yield TextBatch([], np.zeros(0, np.int64), [] if self._options.keep_keys else None, [reject], stop - row)
+        yield self._reject(Reject(row, row - start, "damaged", detail, stop - row), stop - row)
 
-    def _check_columns(self, path: InputPath, schema: Any) -> None:
-        """Refuse a file whose columns cannot give the text or the kept fields."""
+    def _reject(self, reject: Reject, num_lines: int = 0) -> TextBatch:
+        return TextBatch([], np.zeros(0, np.int64), [] if self._options.keep_keys else None, [reject], num_lines)
+
+    def _check_documents(self, path: InputPath, schema: Any) -> None:
+        """Raise `DataError` if the columns of a file cannot give documents."""
         import pyarrow.types as types
 
         if self._options.record_keys:
             if not self._record_columns(schema):
                 names = ", ".join(map(repr, schema.names))
                 raise DataError(str(path), f"no column {self._options.record_keys[0]!r}; the columns are {names}")
-            self._check_kept(path, schema)
             return
         wanted = self._options.text_key
         kind = _find_type(schema, wanted)
@@ -106,7 +117,6 @@ class ParquetReader:
         value_kind = kind.value_type if types.is_dictionary(kind) else kind
         if not (_is_string(value_kind) or types.is_null(value_kind)):
             raise DataError(str(path), f"column {wanted!r} has type {kind}, not string; {_advise(schema)}")
-        self._check_kept(path, schema)
 
     def _check_kept(self, path: InputPath, schema: Any) -> None:
         for key in self._options.keep_keys:
@@ -115,7 +125,7 @@ class ParquetReader:
                 raise DataError(str(path), f"no column {key!r} to keep; the columns are {names}")
 
     def _record_columns(self, schema: Any) -> list[str]:
-        """Those fields of a record that the file has."""
+        """Return the fields of a record that the file has."""
         return [key for key in self._options.record_keys if _find_type(schema, key) is not None]
 
     def _text_bytes(self, group: Any) -> int:
@@ -125,82 +135,64 @@ class ParquetReader:
         wanted = (c for c in columns if c.path_in_schema in keys or c.path_in_schema.startswith(inside))
         return sum(int(c.total_uncompressed_size) for c in wanted)
 
-    def _batch_rows(self, group: Any) -> int:
-        """How many rows of a group hold about `BATCH_BYTES` of text."""
-        return max(1, BATCH_BYTES * int(group.num_rows) // max(1, self._text_bytes(group)))
-
     def _iter_rows(self, file: Any, start: int, stop: int, most_rows: int) -> Iterator[Any]:
-        """Record batches of exactly the rows in `[start, stop)`."""
+        """Yield record batches of about `BATCH_BYTES` of text with exactly the rows in `[start, stop)`."""
         documents = self._record_columns(file.schema_arrow) if self._options.record_keys else [self._options.text_key]
         columns = [*documents, *self._options.keep_keys]
-        for group, first in _groups_between(file.metadata, start, stop):
-            row = first
-            batch_rows = min(most_rows, self._batch_rows(file.metadata.row_group(group)))
-            for batch in file.iter_batches(batch_rows, row_groups=[group], columns=columns, use_threads=False):
+        next_row = 0
+        for number in range(file.metadata.num_row_groups):
+            group = file.metadata.row_group(number)
+            row, next_row = next_row, next_row + group.num_rows
+            if row >= stop or next_row <= start:
+                continue
+            rows_per_batch = max(1, BATCH_BYTES * int(group.num_rows) // max(1, self._text_bytes(group)))
+            batch_rows = min(most_rows, rows_per_batch)
+            for batch in file.iter_batches(batch_rows, row_groups=[number], columns=columns, use_threads=False):
                 from_row, to_row = max(row, start), min(row + len(batch), stop)
                 if from_row < to_row:
                     yield batch.slice(from_row - row, to_row - from_row)
                 row += len(batch)
 
-    def _to_records(self, path: InputPath, rows: Any, position: int, line: int) -> TextBatch:
+    def _to_batch(self, path: InputPath, rows: Any, position: int, line: int) -> TextBatch:
+        texts: Sequence[str] = []
+        records, rejects = None, []
+        good = np.arange(len(rows))
+        if self._options.record_keys:
+            num_bytes, records = rows.nbytes, self._to_records(rows)
+        else:
+            column = _column(rows, self._options.text_key)
+            num_bytes = column.nbytes
+            packed = _pack(column, self._options.max_document_bytes) if self._options.packed else None
+            if packed is not None:
+                texts = packed
+            else:
+                texts = values = _to_values(column)
+                longest = self._options.max_document_bytes
+                refusals = [_refuse(value, self._options.text_key, longest) for value in values]
+                rejects = [Reject(position + i, line + i, *refusal) for i, refusal in enumerate(refusals) if refusal]
+                if rejects:
+                    good = np.flatnonzero([refusal is None for refusal in refusals])
+                    texts = [values[index] for index in good.tolist()]
+        return TextBatch(
+            texts,
+            good + position,
+            self._kept(path, rows, good.tolist()) if self._options.keep_keys else None,
+            rejects,
+            num_lines=len(rows),
+            num_bytes=num_bytes,
+            records=records,
+            lines=good + line,
+        )
+
+    def _to_records(self, rows: Any) -> list[tuple[Any, ...]]:
         nothing = [None] * len(rows)
         columns = [
             _plain(_column(rows, key)).to_pylist() if _find_type(rows.schema, key) is not None else nothing
             for key in self._options.record_keys
         ]
-        everything = list(range(len(rows)))
-        return TextBatch(
-            [],
-            np.arange(position, position + len(rows)),
-            self._kept(path, rows, everything),
-            num_lines=len(rows),
-            num_bytes=rows.nbytes,
-            records=list(zip(*columns, strict=True)),
-            lines=np.arange(line, line + len(rows)),
-        )
+        return list(zip(*columns, strict=True))
 
-    def _to_texts(self, path: InputPath, rows: Any, position: int, line: int) -> TextBatch:
-        if self._options.record_keys:
-            return self._to_records(path, rows, position, line)
-        column = _column(rows, self._options.text_key)
-        packed = _pack(column, self._options.max_document_bytes) if self._options.packed else None
-        if packed is not None:
-            return TextBatch(
-                packed,
-                np.arange(position, position + len(rows)),
-                self._kept(path, rows, list(range(len(rows)))),
-                num_lines=len(rows),
-                num_bytes=column.nbytes,
-                lines=np.arange(line, line + len(rows)),
-            )
-        rejects: list[Reject] = []
-        try:
-            values = column.to_pylist()
-        except UnicodeDecodeError:
-            values = [_text_or_bytes(value) for value in column]
-        longest = self._options.max_document_bytes
-        good: list[int] = []
-        for index, value in enumerate(values):
-            refusal = _refuse(value, self._options.text_key, longest)
-            if refusal is None:
-                good.append(index)
-            else:
-                rejects.append(Reject(position + index, line + index, *refusal))
-        texts = values if len(good) == len(values) else [values[index] for index in good]
-        indexes = np.array(good, np.int64)
-        return TextBatch(
-            texts,
-            indexes + position,
-            self._kept(path, rows, good),
-            rejects,
-            num_lines=len(values),
-            num_bytes=column.nbytes,
-            lines=indexes + line,
-        )
-
-    def _kept(self, path: InputPath, rows: Any, good: list[int]) -> list[tuple[str | None, ...]] | None:
-        if not self._options.keep_keys:
-            return None
+    def _kept(self, path: InputPath, rows: Any, good: list[int]) -> list[tuple[str | None, ...]]:
         columns = []
         for key in self._options.keep_keys:
             column = _column(rows, key)
@@ -211,17 +203,21 @@ class ParquetReader:
         return [tuple(column[index] for column in columns) for index in good]
 
 
+class _NoFooter(DataError):
+    """A file that pyarrow cannot open as Parquet."""
+
+
 def _open(path: InputPath) -> Any:
     import pyarrow.parquet as pq
 
     try:
-        # A buffered column chunk is read in pieces, so memory does not follow the row group's size.
+        # With a buffer, column chunks are read in pieces, and memory does not grow with the size of row groups.
         source = path.open() if isinstance(path, RemotePath) else path
         return pq.ParquetFile(source, pre_buffer=False, buffer_size=BATCH_BYTES, page_checksum_verification=True)
     except FileNotFoundError:
         raise DataError(str(path), "cannot be opened: no such file") from None
     except _arrow_errors() as error:
-        raise DataError(str(path), f"damaged, or not a Parquet file: {_first_sentence(error)}") from None
+        raise _NoFooter(str(path), f"damaged, or not a Parquet file: {_first_sentence(error)}") from None
 
 
 def _arrow_errors() -> tuple[type[Exception], ...]:
@@ -241,7 +237,7 @@ def _is_string(kind: Any) -> bool:
 
 
 def _path(schema: Any, key: str) -> tuple[str, ...]:
-    """The names that a key leads through; a column whose own name has dots comes first."""
+    """Return the names that a key leads through; a column whose own name has dots comes first."""
     return (key,) if schema.get_field_index(key) >= 0 else split_key(key)
 
 
@@ -274,16 +270,6 @@ def _advise(schema: Any) -> str:
     return f"columns of strings: {shown}. Pass {advice}{f' or {messages}' if messages else ''}"
 
 
-def _groups_between(metadata: Any, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Row groups that hold rows of `[start, stop)`: number and first row."""
-    first = 0
-    for group in range(metadata.num_row_groups):
-        last = first + metadata.row_group(group).num_rows
-        if first < stop and start < last:
-            yield group, first
-        first = last
-
-
 def _column(rows: Any, key: str) -> Any:
     import pyarrow.compute as pc
 
@@ -295,7 +281,7 @@ def _column(rows: Any, key: str) -> Any:
 
 
 def _pack(column: Any, longest: int) -> PackedTexts | None:
-    """A column of texts in one buffer, None if one of them is missing, too long or not UTF-8."""
+    """Pack a column of texts; return None if one of them is missing, too long or not UTF-8."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.types as types
@@ -312,11 +298,19 @@ def _pack(column: Any, longest: int) -> PackedTexts | None:
 
 
 def _plain(column: Any) -> Any:
-    """Times as text, since a nanosecond has no Python value."""
+    """Convert times to text, because Python has no type for nanoseconds."""
     import pyarrow as pa
     import pyarrow.types as types
 
     return column.cast(pa.string()) if types.is_temporal(column.type) else column
+
+
+def _to_values(column: Any) -> list[Any]:
+    """Convert a column to strings, with bytes for a text that is not UTF-8."""
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except UnicodeDecodeError:
+        return [_text_or_bytes(value) for value in column]
 
 
 def _text_or_bytes(value: Any) -> str | bytes | None:
@@ -326,12 +320,12 @@ def _text_or_bytes(value: Any) -> str | bytes | None:
         return bytes(error.object)
 
 
-def _refuse(value: str | bytes | None, key: str, longest: int) -> tuple[str, str] | None:
-    """Why a value of the text column is not a document: reason and detail."""
+def _refuse(value: str | bytes | None, key: str, longest: int) -> Refusal | None:
+    """Explain why a value of the text column is not a document, or return None."""
     if value is None:
-        return "null-text", f"column {key!r} is null"
+        return Refusal("null-text", f"column {key!r} is null")
     if isinstance(value, bytes):
-        return "invalid-utf8", f"column {key!r} holds bytes that are not UTF-8"
+        return Refusal("invalid-utf8", f"column {key!r} holds bytes that are not UTF-8")
     if len(value) * 4 > longest and len(value.encode()) > longest:
-        return "too-long", f"the text has {len(value.encode()):,} bytes; --max-document-bytes is {longest:,}"
+        return too_long(len(value.encode()), longest)
     return None

@@ -1,8 +1,8 @@
-"""Inputs in a bucket, read where they are: as much of `Path` as reading needs, and a file that is fetched by range.
+"""Inputs in a bucket: the part of `Path` that readers need, and a file that is fetched by range.
 
-A file is read in blocks of a megabyte. Whoever reads one block after another finds the next ones fetched already,
-the more the longer it goes on; whoever jumps, as Parquet does from column to column, keeps a block of each place.
-Every block must be of the object that was opened (`If-Match`), so no reader ever sees two contents in one.
+A file is fetched in blocks of a megabyte. Sequential reads prefetch the next blocks, the more the longer they go on;
+for random reads, as of Parquet columns, the last blocks are kept. Every block must be of the object that was opened
+(`If-Match`), so a reader never sees a mixture of two contents.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, cast
 
+from tokenmill.arguments import is_remote
 from tokenmill.errors import TokenmillError
-from tokenmill.remote.bucket import Bucket, ObjectInfo, is_remote, split_url
-from tokenmill.remote.crew import submit
+from tokenmill.remote._thread_pool import submit
+from tokenmill.remote.bucket import Bucket, ObjectInfo, split_url
 
-__all__ = ["InputPath", "RemoteFile", "RemotePath", "input_path", "is_remote"]
+__all__ = ["InputPath", "RemoteFile", "RemotePath", "input_path"]
 
 BLOCK_BYTES = 1 << 20
-KEPT_BLOCKS = 16
-MOST_AHEAD = 8
-NUM_REQUESTS = 16
+MAX_KEPT_BLOCKS = 16
+MAX_BLOCKS_AHEAD = 8
+MAX_REQUESTS = 16
 
 
 class RemoteStatus(NamedTuple):
-    """What there is to know of an object without reading it; nobody keeps the time of a change as a hint."""
+    """Size and time of change of an object; the time is 0, because it is not a reliable sign of a change."""
 
     st_size: int
     st_mtime_ns: int
 
 
 class RemotePath:
-    """One object, under the names that `Path` has for what readers do."""
+    """One object, with the methods of `Path` that readers call."""
 
     def __init__(self, url: str) -> None:
         self._bucket, self._key = split_url(url)
@@ -43,7 +44,7 @@ class RemotePath:
         self._known: ObjectInfo | None = None
 
     def _info(self) -> ObjectInfo:
-        """The object as it was when it was first looked at through this path."""
+        """The object as it was when this path first looked at it."""
         if self._known is None:
             self._known = self._bucket.head(self._key)
         return self._known
@@ -53,48 +54,48 @@ class RemotePath:
 
     @property
     def name(self) -> str:
-        """The last part of its name."""
+        """The last part of the name."""
         return self._name.name
 
     @property
     def suffixes(self) -> list[str]:
-        """What its name ends in."""
+        """The file extensions, such as `.jsonl` and `.gz`."""
         return self._name.suffixes
 
     def absolute(self) -> RemotePath:
-        """Itself: a URL is as good as anywhere."""
+        """The same path: a URL is always absolute."""
         return self
 
     def stat(self) -> RemoteStatus:
-        """Its size."""
+        """The size of the object."""
         return RemoteStatus(self._info().num_bytes, 0)
 
     def exists(self) -> bool:
-        """Whether there is such an object."""
+        """Whether the object exists."""
         return self._bucket.exists(self._key)
 
     def fingerprint(self) -> str:
-        """Its ETag, which changes whenever its content does; the scheme says whose."""
+        """The scheme and the ETag, which changes with the content."""
         etag = self._info().etag or ""
         return f"{self._bucket.scheme}:{etag.strip(chr(34))}"
 
     def open(self, mode: str = "rb", buffering: int = 0) -> RemoteFile:
-        """Its bytes, all of one and the same content."""
+        """Open the object for reading; its content must not change meanwhile."""
         assert mode == "rb", mode
         return RemoteFile(self._bucket, self._info())
 
 
 InputPath = Path | RemotePath
-"""An input: a file of this machine, or an object."""
+"""An input: a local file or an object."""
 
 
 def input_path(path: str) -> InputPath:
-    """Where an input is, by the text that names it."""
+    """The path of an input, from a local path or a URL."""
     return RemotePath(path) if is_remote(path) else Path(path)
 
 
 class RemoteFile(io.RawIOBase):
-    """An object as a file that is read and sought in, by one thread."""
+    """An object as a seekable file, for one thread."""
 
     def __init__(self, bucket: Bucket, info: ObjectInfo) -> None:
         super().__init__()
@@ -108,33 +109,33 @@ class RemoteFile(io.RawIOBase):
         self._run = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """True."""
         return True
 
     def tell(self) -> int:
-        """Where the next read begins."""
+        """The position of the next read."""
         return self._position
 
     def size(self) -> int:
-        """How many bytes it has."""
+        """The size in bytes."""
         return self._info.num_bytes
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Read on from another place."""
+        """Set the position of the next read."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._info.num_bytes}[whence]
         self._position = max(0, base + offset)
         return self._position
 
     def stop_at(self, stop: int) -> None:
-        """Fetch nothing ahead from here on; what is read there is fetched all the same."""
+        """Prefetch nothing from `stop` on; reads there still work."""
         self._stop = min(stop, self._info.num_bytes)
 
     def readinto(self, buffer: object) -> int:
-        """Fill a buffer as far as the current block goes; 0 at the end."""
+        """Fill a buffer up to the end of the current block; 0 at the end of the file."""
         view = memoryview(cast("bytearray", buffer)).cast("B")
         if self._position >= self._info.num_bytes or not len(view):
             return 0
@@ -145,7 +146,7 @@ class RemoteFile(io.RawIOBase):
         return len(data)
 
     def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes: as many as there are, also across blocks."""
+        """Read `size` bytes across blocks, or fewer at the end of the file."""
         size = min(size if size >= 0 else self._info.num_bytes, max(0, self._info.num_bytes - self._position))
         buffer = bytearray(size)
         view = memoryview(buffer)
@@ -159,16 +160,16 @@ class RemoteFile(io.RawIOBase):
         if number != self._last:
             self._run = self._run + 1 if number == self._last + 1 else 0
             self._last = number
-            for ahead in range(1, min(self._run, MOST_AHEAD) + 1):
+            for ahead in range(1, min(self._run, MAX_BLOCKS_AHEAD) + 1):
                 if number + ahead not in self._blocks and (number + ahead) * BLOCK_BYTES < self._stop:
                     self._fetch(number + ahead)
         self._blocks.move_to_end(number)
-        while len(self._blocks) > KEPT_BLOCKS:
+        while len(self._blocks) > MAX_KEPT_BLOCKS:
             self._blocks.popitem(last=False)[1].cancel()
         try:
             return self._blocks[number].result()
         except TokenmillError:
-            # Whoever reads on after that asks again.
+            # The next read of this block tries again.
             del self._blocks[number]
             raise
 
@@ -176,10 +177,10 @@ class RemoteFile(io.RawIOBase):
         start = number * BLOCK_BYTES
         stop = min(start + BLOCK_BYTES, self._info.num_bytes)
         read = partial(self._bucket.read_range, self._info, start, stop)
-        self._blocks[number] = submit("inputs", NUM_REQUESTS, read)
+        self._blocks[number] = submit("inputs", MAX_REQUESTS, read)
 
     def close(self) -> None:
-        """Let go of what was fetched."""
+        """Drop the blocks."""
         for block in self._blocks.values():
             block.cancel()
         self._blocks.clear()

@@ -1,37 +1,37 @@
-"""Stretches of objects, fetched ahead of their use in the order in which they will be used.
+"""Byte ranges of objects, prefetched in the order in which they will be read.
 
-Rows of a shuffled epoch are a few kilobytes each, all over the objects; one request takes as long as copying a
-thousand of them. So whoever knows the next rows says so (`expect`), neighbours are joined into one request, many
-requests are under way at once, and `read` finds the bytes here. What was not announced is fetched when it is read.
+Rows of a shuffled epoch are a few kilobytes each, all over the objects, and one request takes as long as copying a
+thousand of them. So the loader announces the next rows (`prefetch`), neighbours are joined into one request, many
+requests run at once, and `read` finds the bytes in memory. A range that was not announced is fetched by `read`.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from tokenmill.remote._thread_pool import submit
 from tokenmill.remote.bucket import Bucket, ObjectInfo
-from tokenmill.remote.crew import submit
 
-__all__ = ["RangeReader", "Stretch"]
+__all__ = ["AHEAD_BYTES", "ByteRange", "RangeReader"]
 
-NUM_REQUESTS = 32
-"""Requests under way at once."""
+MAX_REQUESTS = 32
 GAP_BYTES = 32 << 10
-"""Stretches that are no further apart are fetched together: bytes nobody wants cost less than another request."""
-MOST_JOINED_BYTES = 4 << 20
+"""Ranges that are no further apart are joined: unused bytes cost less than another request."""
+MAX_JOINED_BYTES = 4 << 20
 AHEAD_BYTES = 64 << 20
-"""Bytes that are fetched before they are used; more would only fill memory."""
-MOST_BATCHES = 8
-"""Announcements that are remembered; those of a loader that was given up are forgotten in time."""
+"""Default limit of bytes that are fetched and not read yet."""
+MAX_ANNOUNCEMENTS = 8
+"""Calls of `prefetch` that are remembered, so that those of a loader that was dropped are forgotten in time."""
 
 
-class Stretch(NamedTuple):
+class ByteRange(NamedTuple):
     """The bytes of an object from `start` up to `stop`."""
 
     key: str
@@ -40,141 +40,139 @@ class Stretch(NamedTuple):
 
 
 class RangeReader:
-    """Reads objects of one bucket by range; their sizes are known. Threads may share it.
+    """Reads ranges of objects of one bucket, whose sizes are known; threads may share it.
 
-    At most `ahead_bytes` are fetched before they are used. Objects that `is_here` knows have come some other way, and
-    are not fetched ahead any more.
+    At most `ahead_bytes` are fetched before they are read. Objects for which `is_cached` is True have been downloaded
+    whole, and are not prefetched any more.
     """
 
     def __init__(
-        self, bucket: Bucket, ahead_bytes: int = AHEAD_BYTES, is_here: Callable[[str], bool] = lambda _: False
+        self, bucket: Bucket, ahead_bytes: int = AHEAD_BYTES, is_cached: Callable[[str], bool] = lambda _: False
     ) -> None:
         self._bucket = bucket
         self._ahead_bytes = ahead_bytes
-        self._is_here = is_here
-        self._begin()
+        self._is_cached = is_cached
+        self._reset()
 
-    def _begin(self) -> None:
-        """Start with nothing, also in a process that was forked: what its parent waits for never comes to it."""
+    def _reset(self) -> None:
+        """Start without requests; also in a forked process, which never gets the answers to its parent's."""
         self._process = os.getpid()
         self._etags: dict[str, str | None] = {}
         self._lock = threading.Lock()
-        self._batches: OrderedDict[int, list[_Group]] = OrderedDict()
-        self._places: dict[Stretch, _Group] = {}
-        self._waiting: deque[_Group] = deque()
+        self._announcements: deque[list[_JoinedRange]] = deque()
+        self._announced: dict[ByteRange, _JoinedRange] = {}
+        self._queue: deque[_JoinedRange] = deque()
         self._num_ahead = 0
-        self._num_batches = 0
 
-    def expect(self, stretches: Iterable[Stretch], sizes: dict[str, int]) -> None:
-        """Stretches that will be read in this order, each once; and how many bytes their objects have."""
+    def prefetch(self, ranges: Iterable[ByteRange], sizes: dict[str, int]) -> None:
+        """Announce ranges that will be read in this order, each once; `sizes` has the bytes of their objects."""
         if self._process != os.getpid():
-            self._begin()
+            self._reset()
         with self._lock:
-            fresh = [one for one in dict.fromkeys(stretches) if one not in self._places]
-            groups = _join(fresh, sizes)
-            self._num_batches += 1
-            self._batches[self._num_batches] = groups
-            self._places.update((member, group) for group in groups for member in group.members)
-            self._waiting.extend(groups)
-            while len(self._batches) > MOST_BATCHES:
-                self._forget(self._batches.popitem(last=False)[1])
+            new = [one for one in dict.fromkeys(ranges) if one not in self._announced]
+            joined = _join(new, sizes)
+            self._announcements.append(joined)
+            self._announced.update((member, request) for request in joined for member in request.members)
+            self._queue.extend(joined)
+            while len(self._announcements) > MAX_ANNOUNCEMENTS:
+                self._forget(self._announcements.popleft())
             self._start_some()
 
-    def is_expected(self, stretch: Stretch) -> bool:
-        """Whether a stretch was announced, and not read since."""
-        return stretch in self._places
+    def is_announced(self, byte_range: ByteRange) -> bool:
+        """Whether a range was announced and not read since."""
+        return byte_range in self._announced
 
-    def read(self, stretch: Stretch, num_bytes: int) -> memoryview:
-        """The bytes of a stretch, all of them, of an object that has so many."""
+    def read(self, byte_range: ByteRange, num_bytes: int) -> memoryview:
+        """Read all bytes of a range of an object that has `num_bytes`."""
         if self._process != os.getpid():
-            self._begin()
+            self._reset()
         with self._lock:
-            group = self._places.pop(stretch, None)
-            if group is not None and group.has_failed:
-                # It was fetched ahead while the server was away, which may be long ago.
-                self._release(group)
-            if group is not None and group.answer is None:
-                self._start(group)
-            answer = group.answer if group is not None else None
-        if group is None or answer is None:
-            return self._fetch(stretch, num_bytes)
+            request = self._announced.pop(byte_range, None)
+            if request is not None and request.has_failed:
+                # The prefetch may have failed in an outage long ago: try again.
+                self._release(request)
+            if request is not None and request.answer is None:
+                self._start(request)
+            answer = request.answer if request is not None else None
+        if request is None or answer is None:
+            return self._fetch(byte_range, num_bytes)
         wait([answer])
         with self._lock:
-            group.num_left -= 1
-            if group.num_left == 0:
-                self._release(group)
+            request.num_unread -= 1
+            if request.num_unread == 0:
+                self._release(request)
             self._start_some()
-        return answer.result()[stretch.start - group.start : stretch.stop - group.start]
+        return answer.result()[byte_range.start - request.start : byte_range.stop - request.start]
 
-    def _fetch(self, stretch: Stretch, num_bytes: int) -> memoryview:
-        info = ObjectInfo(stretch.key, num_bytes, self._etags.get(stretch.key))
-        data, etag = self._bucket.read_part(info, stretch.start, stretch.stop)
-        self._etags.setdefault(stretch.key, etag)
+    def _fetch(self, byte_range: ByteRange, num_bytes: int) -> memoryview:
+        info = ObjectInfo(byte_range.key, num_bytes, self._etags.get(byte_range.key))
+        data, etag = self._bucket.read_range_and_etag(info, byte_range.start, byte_range.stop)
+        self._etags.setdefault(byte_range.key, etag)
         return data
 
     def _start_some(self) -> None:
-        while self._waiting and self._num_ahead < self._ahead_bytes:
-            group = self._waiting.popleft()
-            if group.answer is None and group.num_left > 0 and not self._is_here(group.key):
-                self._start(group)
+        while self._queue and self._num_ahead < self._ahead_bytes:
+            request = self._queue.popleft()
+            if request.answer is None and request.num_unread > 0 and not self._is_cached(request.key):
+                self._start(request)
 
-    def _start(self, group: _Group) -> None:
-        self._num_ahead += group.stop - group.start
-        whole = Stretch(group.key, group.start, group.stop)
-        group.answer = submit("ranges", NUM_REQUESTS, partial(self._fetch, whole, group.num_bytes))
+    def _start(self, request: _JoinedRange) -> None:
+        self._num_ahead += request.stop - request.start
+        whole = ByteRange(request.key, request.start, request.stop)
+        request.answer = submit("ranges", MAX_REQUESTS, partial(self._fetch, whole, request.num_bytes))
 
-    def _release(self, group: _Group) -> None:
-        """Let go of bytes that nobody wants any more."""
-        self._num_ahead -= group.stop - group.start
-        group.answer = None
+    def _release(self, request: _JoinedRange) -> None:
+        """Drop the bytes of a request."""
+        self._num_ahead -= request.stop - request.start
+        request.answer = None
 
-    def _forget(self, groups: list[_Group]) -> None:
-        for group in groups:
-            for member in group.members:
-                if self._places.get(member) is group:
-                    del self._places[member]
-            if group.answer is not None and group.num_left > 0:
-                group.answer.cancel()
-                self._release(group)
-            group.num_left = 0
+    def _forget(self, requests: list[_JoinedRange]) -> None:
+        for request in requests:
+            for member in request.members:
+                if self._announced.get(member) is request:
+                    del self._announced[member]
+            if request.answer is not None and request.num_unread > 0:
+                request.answer.cancel()
+                self._release(request)
+            request.num_unread = 0
 
 
-class _Group:
-    """Stretches of one object that one request brings; `num_left` of them have not been read."""
+@dataclass(slots=True, eq=False)
+class _JoinedRange:
+    """Ranges of one object that one request fetches; `num_unread` of them were not read yet."""
 
-    __slots__ = ("answer", "key", "members", "num_bytes", "num_left", "order", "start", "stop")
+    order: int
+    key: str
+    start: int
+    stop: int
+    num_bytes: int
+    members: list[ByteRange]
+    num_unread: int = 1
+    answer: Future[memoryview] | None = None
 
-    def __init__(self, order: int, first: Stretch, num_bytes: int) -> None:
-        self.order = order
-        self.key, self.start, self.stop = first
-        self.num_bytes = num_bytes
-        self.members = [first]
-        self.num_left = 1
-        self.answer: Future[memoryview] | None = None
-
-    def add(self, order: int, stretch: Stretch) -> None:
+    def add(self, order: int, byte_range: ByteRange) -> None:
         self.order = min(self.order, order)
-        self.stop = max(self.stop, stretch.stop)
-        self.members.append(stretch)
-        self.num_left += 1
+        self.stop = max(self.stop, byte_range.stop)
+        self.members.append(byte_range)
+        self.num_unread += 1
 
     @property
     def has_failed(self) -> bool:
         """Whether the request has ended with an error."""
         return self.answer is not None and self.answer.done() and self.answer.exception() is not None
 
-    def has_room_for(self, stretch: Stretch) -> bool:
-        is_near = stretch.key == self.key and stretch.start - self.stop <= GAP_BYTES
-        return is_near and max(stretch.stop, self.stop) - self.start <= MOST_JOINED_BYTES
+    def can_add(self, byte_range: ByteRange) -> bool:
+        is_near = byte_range.key == self.key and byte_range.start - self.stop <= GAP_BYTES
+        return is_near and max(byte_range.stop, self.stop) - self.start <= MAX_JOINED_BYTES
 
 
-def _join(stretches: list[Stretch], sizes: dict[str, int]) -> list[_Group]:
-    """Stretches that lie near each other as one request, in the order in which the first of each is wanted."""
-    groups: list[_Group] = []
-    for order in sorted(range(len(stretches)), key=stretches.__getitem__):
-        stretch = stretches[order]
-        if groups and groups[-1].has_room_for(stretch):
-            groups[-1].add(order, stretch)
+def _join(ranges: list[ByteRange], sizes: dict[str, int]) -> list[_JoinedRange]:
+    """Join neighbouring ranges into requests, in the order in which the first range of each is needed."""
+    requests: list[_JoinedRange] = []
+    for order in sorted(range(len(ranges)), key=ranges.__getitem__):
+        byte_range = ranges[order]
+        if requests and requests[-1].can_add(byte_range):
+            requests[-1].add(order, byte_range)
         else:
-            groups.append(_Group(order, stretch, sizes[stretch.key]))
-    return sorted(groups, key=lambda group: group.order)
+            requests.append(_JoinedRange(order, *byte_range, sizes[byte_range.key], [byte_range]))
+    return sorted(requests, key=lambda request: request.order)

@@ -1,9 +1,8 @@
-"""The manifest: what a store holds, how it was made, and a checksum of every file.
+"""The manifest: the contents of a store, how it was made, and a checksum of every file.
 
 It is written last and atomically; a directory without one is an unfinished run. It holds no
-timestamp, host or absolute path, so equal inputs and flags give an equal manifest. Its
-first field is a checksum of all the others, and its bytes must be exactly what `encode`
-gives, so that a single flipped bit anywhere in it is found.
+timestamp, host or absolute path, so equal inputs and flags give an equal manifest. Its first
+field is a checksum of all other bytes, so that any flipped bit is found.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from tokenmill.errors import StoreError
 __all__ = [
     "FORMAT_VERSION",
     "MANIFEST",
+    "RESTORE",
     "EngineInfo",
     "FileInfo",
     "InputInfo",
@@ -37,6 +37,8 @@ __all__ = [
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+RESTORE = "restore it, or tokenize again with --overwrite"
+"""The remedy for a damaged file, as the end of an error message."""
 SEAL = b'{\n "checksum": "'
 HASH_CHARACTERS = 16
 
@@ -84,12 +86,12 @@ class TokenizerInfo(msgspec.Struct, frozen=True):
 
 
 class ParityInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What was compared with the reference before the run, and how many texts differed."""
+    """The comparison with the reference before the run, and how many texts differed."""
 
     reference: str
     num_documents: int
     num_in_parts: int = 0
-    """Of these documents, the long ones of which only parts were compared."""
+    """How many of these documents are long, so that only parts of them were compared."""
     num_bytes: int
     num_awkward: int
     num_mismatches: int
@@ -104,19 +106,19 @@ class EngineInfo(msgspec.Struct, frozen=True):
     version: str
     parity: ParityInfo | None
     num_rerouted: int
-    """Documents that the reference encoded, because of code points the engine may get wrong."""
+    """Documents that the reference encoded, because of code points that the engine may get wrong."""
 
 
 class SpecialTokensInfo(msgspec.Struct, frozen=True):
-    """The policy that was asked for and what it did."""
+    """The requested policy, and its effect."""
 
     bos_id: int | None
-    """Put in front of every document; None: nothing is."""
+    """Added before every document; None for no token."""
     eos_id: int | None
-    """Put behind every document; None: nothing is."""
+    """Added after every document; None for no token."""
     in_text: str
     num_parsed: int
-    """Special tokens that came from strings in the texts."""
+    """Special tokens that were parsed from strings in the texts."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,11 +172,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def decode_manifest(data: bytes, path: str | Path) -> Manifest:
-    """Check the bytes of a manifest, and its version first."""
+    """Decode and check the bytes of a manifest, its version first."""
     try:
         version = msgspec.json.decode(data, type=_Version).format_version
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} is damaged ({error}); restore it, or tokenize again with --overwrite") from None
+        raise StoreError(f"{path} is damaged ({error}); {RESTORE}") from None
     if version != FORMAT_VERSION:
         raise StoreError(f"{path} has format version {version}; this tokenmill reads version {FORMAT_VERSION}")
     return decode_sealed(data, Manifest, path)
@@ -188,29 +190,22 @@ SealedT = TypeVar("SealedT", bound=msgspec.Struct)
 
 
 def encode_sealed(document: msgspec.Struct) -> bytes:
-    """Pretty JSON whose `checksum` field covers everything else in it."""
+    """Encode as indented JSON whose `checksum` field covers all other bytes."""
     blank = msgspec.structs.replace(document, checksum="")
     return _render(msgspec.structs.replace(document, checksum=hash_bytes(_render(blank))))
 
 
 def decode_sealed(data: bytes, kind: type[SealedT], path: str | Path) -> SealedT:
-    """Parse what `encode_sealed` wrote; any other byte sequence is an error."""
+    """Decode the output of `encode_sealed`; any other bytes are an error."""
     try:
         document = msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} is damaged ({error}); restore it, or tokenize again with --overwrite") from None
-    if not _is_sealed(data):
-        raise StoreError(
-            f"{path} is damaged: its checksum does not match; restore it, or tokenize again with --overwrite"
-        )
-    return document
-
-
-def _is_sealed(data: bytes) -> bool:
-    """Whether the checksum at the start is that of all other bytes; the document need not be rendered for it."""
+        raise StoreError(f"{path} is damaged ({error}); {RESTORE}") from None
+    # The checksum at the start is that of all other bytes, so the document need not be encoded again.
     start, stop = len(SEAL), len(SEAL) + HASH_CHARACTERS
-    blank = data[:start] + data[stop:]
-    return data.startswith(SEAL) and data[start:stop] == hash_bytes(blank).encode()
+    if not data.startswith(SEAL) or data[start:stop] != hash_bytes(data[:start] + data[stop:]).encode():
+        raise StoreError(f"{path} is damaged: its checksum does not match; {RESTORE}")
+    return document
 
 
 def hash_bytes(data: bytes) -> str:

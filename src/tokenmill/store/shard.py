@@ -1,7 +1,7 @@
-"""One shard: bare tokens in `.bin`, Megatron's index in `.idx`, where documents came from in `.docs.parquet`.
+"""One shard: bare tokens in `.bin`, Megatron's index in `.idx`, the origin of documents in `.docs.parquet`.
 
-A writer streams all three, so its memory does not grow with the task, under temporary names;
-`publish` makes them durable and gives them their names. See FORMAT.md for the bytes.
+A writer streams all three under temporary names, so its memory does not grow with the task. `finish`
+makes them durable, and `publish` renames them. See FORMAT.md for the bytes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from tokenmill.batch import IntArray
 from tokenmill.errors import StoreError
 from tokenmill.store.manifest import FileInfo, ShardInfo
+from tokenmill.text_batch import IntArray
 
 __all__ = [
     "BESIDE",
@@ -39,7 +39,7 @@ INDEX_HEADER_BYTES = HEADER.size
 DTYPES: dict[str, tuple[int, np.dtype[Any]]] = {"uint16": (8, np.dtype("<u2")), "int32": (4, np.dtype("<i4"))}
 """Megatron's code and the numpy type of each kind of shard."""
 BESIDE: dict[str, np.dtype[Any]] = {".mask": np.dtype("u1"), ".weight": np.dtype("<f2")}
-"""Files of supervised stores that have a value for each token, and its type."""
+"""The companion files of supervised stores, which have a value for each token, and its type."""
 
 DOCUMENTS_PER_ROW_GROUP = 65_536
 INDEX_PIECE = 1 << 16
@@ -47,7 +47,7 @@ FLUSH_BYTES = 1 << 20
 
 
 def dtype_for(vocab_size: int) -> str:
-    """The narrowest of the two types that every reader of the format knows."""
+    """The narrower of the two types of ids that holds a vocabulary."""
     return "uint16" if vocab_size <= 1 << 16 else "int32"
 
 
@@ -84,9 +84,9 @@ class ShardWriter:
         kept: list[tuple[Any, ...]] | None,
         weights: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        """Add documents: their tokens end to end, of the shard's own type, and where each came from.
+        """Add documents: their concatenated tokens, of the shard's type, and the origin of each.
 
-        Supervised data has the weight of each token's loss, which is stored as the files that were asked for.
+        `weights` has the weight of each token's loss, for the companion files of supervised data.
         """
         assert tokens.dtype == self._dtype, tokens.dtype
         self._bin.write(tokens.data.cast("B"))
@@ -100,7 +100,7 @@ class ShardWriter:
         self.num_tokens += len(tokens)
 
     def finish(self) -> ShardInfo:
-        """Write the index and make all files durable; nothing has its final name yet."""
+        """Write the index and make all files durable, still under temporary names."""
         index = _HashedFile(self._temporary(".idx"))
         for piece in self._index_pieces():
             index.write(piece)
@@ -111,7 +111,7 @@ class ShardWriter:
         return ShardInfo(self._name, self.num_documents, self.num_tokens, files)
 
     def publish(self) -> None:
-        """Give the files their names; the caller syncs the directory once for all shards of a task."""
+        """Rename the files to their final names; the caller syncs the directory once for all shards of a task."""
         for suffix in (".bin", ".idx", ".docs.parquet", *self._beside):
             os.replace(self._temporary(suffix), f"{self._folder / self._name}{suffix}")  # noqa: PTH105
 
@@ -129,7 +129,7 @@ class ShardWriter:
         return Path(f"{self._folder / self._name}{suffix}.{self._run}.tmp")
 
     def _index_pieces(self) -> Iterator[bytes]:
-        """Header, i32 lengths, i64 byte pointers, i64 document numbers; never all in memory."""
+        """The header, i32 lengths, i64 byte pointers and i64 document numbers, in bounded memory."""
         count = self.num_documents
         yield HEADER.pack(MAGIC, 1, self._code, count, count + 1)
         for lengths in self._stored_lengths():
@@ -149,7 +149,7 @@ class ShardWriter:
 
 
 class _HashedFile:
-    """A file that is hashed as it is written, and synced when it is closed."""
+    """A file that is hashed while it is written, and synced when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
@@ -163,15 +163,11 @@ class _HashedFile:
         self._bytes += len(view)
         while len(view):
             view = view[self._file.write(view) :]
-        if self._bytes - self._flushing >= FLUSH_BYTES:
-            self._start_flushing()
-
-    def _start_flushing(self) -> None:
-        """Let the kernel begin to write, so that the sync at the end has little left to wait for."""
-        if hasattr(os, "posix_fadvise"):
-            length = self._bytes - self._flushing
+        length = self._bytes - self._flushing
+        if length >= FLUSH_BYTES and hasattr(os, "posix_fadvise"):
+            # The kernel starts to write now, so that the final sync is short.
             os.posix_fadvise(self._file.fileno(), self._flushing, length, os.POSIX_FADV_DONTNEED)
-        self._flushing = self._bytes
+            self._flushing = self._bytes
 
     def close(self) -> FileInfo:
         os.fsync(self._file.fileno())
@@ -231,7 +227,7 @@ class _DocumentsFile:
             )
         inputs = np.concatenate([np.empty(0, np.int32), *(piece[0] for piece in self._buffer)])
         positions = np.concatenate([np.empty(0, np.int64), *(piece[1] for piece in self._buffer)])
-        # Where pandas is installed, pyarrow imports it to look at an array of numpy, 0.2 s a worker: it gets buffers.
+        # From numpy arrays, pyarrow would import an installed pandas, which takes 0.2 s a worker; so it gets buffers.
         columns = [
             pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
             for kind, numbers in ((pa.int32(), inputs), (pa.int64(), positions))
@@ -244,7 +240,7 @@ class _DocumentsFile:
 
 
 def hash_file(file: BinaryIO) -> FileInfo:
-    """The size and XXH3-64 of an open file, read from where it stands."""
+    """The size and XXH3-64 of an open file, from its position on."""
     digest = xxhash.xxh3_64()
     size = 0
     while piece := file.read(1 << 20):
@@ -254,7 +250,7 @@ def hash_file(file: BinaryIO) -> FileInfo:
 
 
 def index_lengths(path: Path, shard: ShardInfo, dtype: str) -> npt.NDArray[np.int32]:
-    """Document lengths from an `.idx`, after checking that the index is whole and of the right type."""
+    """The document lengths in an `.idx`, after a check of its size and header."""
     code, _ = DTYPES[dtype]
     expected = INDEX_HEADER_BYTES + 20 * shard.num_documents + 8
     if path.stat().st_size != expected:

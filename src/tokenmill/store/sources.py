@@ -1,4 +1,4 @@
-"""Where documents came from: rows of the `.docs.parquet` files beside the shards."""
+"""The origin of documents: rows of the `.docs.parquet` files of shards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["read_sources"]
 
 
 def read_sources(documents: Documents, numbers: list[int]) -> list[dict[str, Any]]:
-    """For each document its input number, position in it and kept fields; nothing for files made by others."""
+    """Read the input number, the position in it and the kept fields of documents; empty for foreign formats."""
     found: list[dict[str, Any]] = [{} for _ in numbers]
     shards, inner = documents.locate(np.array(numbers, np.int64))
     for shard in np.unique(shards).tolist():
@@ -27,7 +27,7 @@ def read_sources(documents: Documents, numbers: list[int]) -> list[dict[str, Any
 
 
 def _read_rows(path: Path, numbers: list[int]) -> list[dict[str, Any]]:
-    """Some rows of a table, reading the row groups that hold them."""
+    """Read some rows of a table, from only the row groups that contain them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,7 +1,7 @@
 """A finished store, opened for reading: documents by number, tokens by range, memory-mapped.
 
-Opening reads the manifest and compares file sizes; nothing is mapped before it is used, so a
-store of any size opens at once. `tokenmill verify` reads every byte.
+Opening reads the manifest and compares file sizes, and maps files only when they are used, so a
+large store opens quickly. `tokenmill verify` reads every byte.
 """
 
 from __future__ import annotations
@@ -19,37 +19,36 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.arguments import path_of, show, whole_number
-from tokenmill.batch import IntArray
-from tokenmill.engines.decoding import Decoder
+from tokenmill.engines.decoder import Decoder
 from tokenmill.engines.tokenizer import Tokenizer, open_tokenizer
 from tokenmill.errors import DataError, StoreError, UsageError
 from tokenmill.store.documents import Documents
-from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, SplitInfo, read_manifest
-from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES
-from tokenmill.store.table import Keeper, ShardTable
+from tokenmill.store.manifest import MANIFEST, RESTORE, Manifest, ShardInfo, SplitInfo, read_manifest
+from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES, dtype_for
+from tokenmill.store.table import ShardCache, ShardTable
+from tokenmill.text_batch import IntArray
 
-__all__ = ["Split", "TokenSource", "TokenStore", "check_manifest", "check_room", "check_vocabulary", "open_shards"]
+__all__ = ["Split", "TokenSource", "TokenStore", "check_manifest", "check_vocabulary", "open_shards"]
 
-RESTORE = "restore it, or tokenize again with --overwrite"
 _NOWHERE = {"", ".", ".."}
 _NEEDED = {".bin", ".idx"}
 
 
 class TokenSource:
-    """Documents of ids by split, wherever they come from. Numbers and reads are of the first split, `train`."""
+    """Documents of ids by split, of any format. Counts and reads are those of the first split, `train`."""
 
     path: Path
     splits: dict[str, Any]
     vocab_size: int | None
-    """One more than the largest id, where that is known."""
+    """One more than the largest id; None if unknown."""
 
     @property
     def place(self) -> str:
-        """Where it is, as a user names it."""
+        """The path or URL, as a user names it."""
         return str(self.path)
 
     def make_local(self) -> None:
-        """Have all its files on this machine, for whoever reads them by their paths."""
+        """Download all files of a remote source, so that they can be read by their paths."""
 
     @property
     def num_documents(self) -> int:
@@ -108,8 +107,8 @@ class TokenSource:
 class TokenStore(TokenSource):
     """A directory of shards with a manifest."""
 
-    keeper: Keeper | None = None
-    """Who fetches its files, where they are not on this machine."""
+    shard_cache: ShardCache | None = None
+    """The cache that holds the files of a remote store."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path_of(path, "the path of a store"))
@@ -124,6 +123,7 @@ class TokenStore(TokenSource):
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids, from the store's own copy."""
+        self._fetch_tokenizer()
         folder = self.path / "tokenizer"
         try:
             return open_tokenizer(folder, self.manifest.tokenizer.name)
@@ -132,16 +132,18 @@ class TokenStore(TokenSource):
         except (UsageError, OSError):
             raise StoreError(f"{folder} is missing or has no tokenizer in it; {RESTORE}") from None
 
+    def _fetch_tokenizer(self) -> None:
+        """Download the files of the tokenizer, if the store is remote."""
+
 
 class Split(Documents):
-    """The documents of one split, numbered through all its shards in input order."""
+    """The documents of one split, numbered across its shards in input order."""
 
     def __init__(self, store: TokenStore, name: str, info: SplitInfo) -> None:
         self._store = store
-        self.vocab_size = store.vocab_size
-        table, beside = _map_shards(store.path, info.shards, store.manifest.dtype, store.keeper)
+        table, beside = _map_shards(store.path, info.shards, store.manifest.dtype, store.shard_cache)
         fingerprint = xxhash.xxh3_64_hexdigest(f"{store.manifest.checksum} {name}".encode())
-        super().__init__(table, f"{store.path.name}/{name}", fingerprint, beside=beside)
+        super().__init__(table, f"{store.path.name}/{name}", fingerprint, beside=beside, vocab_size=store.vocab_size)
         if (self.num_documents, self.num_tokens) != (info.num_documents, info.num_tokens):
             raise StoreError(
                 f"{store.path / MANIFEST} says that {name} has {info.num_documents} documents of {info.num_tokens} "
@@ -149,16 +151,11 @@ class Split(Documents):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_split, (self._store, self.name.rpartition("/")[2])
+        return TokenSource.split, (self._store, self.name.rpartition("/")[2])
 
 
-def check_vocabulary(source: TokenSource | Documents, vocab_size: int | None) -> None:
-    """Refuse ids that a model has no row for, as far as the source knows its vocabulary."""
-    check_room(source.name if isinstance(source, Documents) else source.path, source.vocab_size, vocab_size)
-
-
-def check_room(name: str | Path, vocab_size: int | None, room: int | None) -> None:
-    """Refuse a vocabulary that is larger than a model's, where both are known."""
+def check_vocabulary(name: str | Path, vocab_size: int | None, room: int | None) -> None:
+    """Refuse a vocabulary that is larger than a model's, if both are known."""
     if room is not None and vocab_size is not None and vocab_size > whole_number(room, "vocab_size", 1):
         raise UsageError(
             f"{name} has a vocabulary of {vocab_size} tokens and the model has room for {room}; "
@@ -166,12 +163,8 @@ def check_room(name: str | Path, vocab_size: int | None, room: int | None) -> No
         )
 
 
-def _open_split(store: TokenStore, name: str) -> Split:
-    return store.splits[name]
-
-
 def check_manifest(store: Path, manifest: Manifest) -> None:
-    """Refuse what no run of tokenmill writes, before any file is looked at."""
+    """Refuse a manifest that tokenmill cannot have written, before any file is opened."""
     path = store / MANIFEST
     if manifest.dtype not in DTYPES:
         raise StoreError(f"{path} has ids of type {manifest.dtype!r}; expected {' or '.join(DTYPES)}")
@@ -180,20 +173,15 @@ def check_manifest(store: Path, manifest: Manifest) -> None:
     if not manifest.splits:
         raise StoreError(f"{path} has no splits; {RESTORE}")
     names = [shard.name for split in manifest.splits.values() for shard in split.shards]
-    _check_names(store, names)
-    if len(set(names)) < len(names):
-        twice = Counter(names).most_common(1)[0][0]
-        raise StoreError(f"{path} lists the shard {twice!r} twice; {RESTORE}")
-
-
-def _check_names(store: Path, names: Sequence[str]) -> None:
-    """Shards must lie in the store, and so must the folders that they are in, wherever these lead."""
     for name in names:
         if "\0" in name or not _NOWHERE.isdisjoint(name.split("/")):
-            raise StoreError(f"{store / MANIFEST} names a shard outside the store: {name!r}")
+            raise StoreError(f"{path} names a shard outside the store: {name!r}")
     for folder in {name.rpartition("/")[0] for name in names}:
         if not _is_inside(store, f"{store}/{folder}"):
-            raise StoreError(f"{store / folder} leads out of the store; copy what it has into the store")
+            raise StoreError(f"{store / folder} leads out of the store; copy its files into the store")
+    if len(set(names)) < len(names):
+        duplicate = Counter(names).most_common(1)[0][0]
+        raise StoreError(f"{path} lists the shard {duplicate!r} twice; {RESTORE}")
 
 
 def _is_inside(store: Path, path: str) -> bool:
@@ -201,40 +189,33 @@ def _is_inside(store: Path, path: str) -> bool:
     return real == root or real.startswith(f"{root}/")
 
 
-def open_shards(store: Path, shards: Sequence[ShardInfo], dtype: str, name: str) -> Documents:
-    """The documents of some shards of a store that need not be finished."""
-    table, beside = _map_shards(store, shards, dtype)
+def open_shards(store: Path, shards: Sequence[ShardInfo], vocab_size: int, name: str) -> Documents:
+    """Open some shards of a store, which may be unfinished."""
+    table, beside = _map_shards(store, shards, dtype_for(vocab_size))
     hashes = " ".join(shard.files[".bin"].xxh3 for shard in shards)
-    return Documents(table, name, xxhash.xxh3_64_hexdigest(f"{name} {hashes}".encode()), beside=beside)
+    fingerprint = xxhash.xxh3_64_hexdigest(f"{name} {hashes}".encode())
+    return Documents(table, name, fingerprint, beside=beside, vocab_size=vocab_size)
 
 
 def _map_shards(
-    store: Path, shards: Sequence[ShardInfo], dtype: str, keeper: Keeper | None = None
+    store: Path, shards: Sequence[ShardInfo], dtype: str, cache: ShardCache | None = None
 ) -> tuple[ShardTable, dict[str, ShardTable]]:
-    """The tokens of shards whose sizes are right, and the files beside these."""
+    """Check the sizes of shards, and make the tables of their tokens and of the companion files."""
     kind = DTYPES[dtype][1]
     stems = [f"{store}/{shard.name}" for shard in shards]
     for stem, shard in zip(stems, shards, strict=True):
-        _check_counts(stem, shard, kind.itemsize)
-        if keeper is None:
-            _check_sizes(store, stem, shard)
+        _check_shard(store, stem, shard, kind.itemsize, is_local=cache is None)
     counts = [shard.num_documents for shard in shards], [shard.num_tokens for shard in shards]
-    table = ShardTable(stems, *counts, kind, keepers=None if keeper is None else [keeper] * len(stems))
+    table = ShardTable(stems, *counts, kind, caches=None if cache is None else [cache] * len(stems))
     suffixes = {suffix for shard in shards for suffix in shard.files}
     return table, {suffix: table.beside(suffix, kind) for suffix, kind in BESIDE.items() if suffix in suffixes}
 
 
-def _check_sizes(store: Path, stem: str, shard: ShardInfo) -> None:
-    """Look at the files that loading needs; the others are looked at when they are read, and by `verify`."""
-    for suffix in (".bin", ".idx"):
-        size = _size_of(store, stem + suffix)
-        if size != shard.files[suffix].bytes:
-            said = shard.files[suffix].bytes
-            raise StoreError(f"{stem}{suffix} has {size} bytes and the manifest says {said}; {RESTORE}")
+def _check_shard(store: Path, stem: str, shard: ShardInfo, itemsize: int, *, is_local: bool) -> None:
+    """Refuse a shard whose counts and sizes contradict each other, or whose local files have other sizes.
 
-
-def _check_counts(stem: str, shard: ShardInfo, itemsize: int) -> None:
-    """Refuse a shard whose counts and sizes do not fit each other."""
+    These are the files that loading needs; `verify` checks all of them.
+    """
     missing = _NEEDED - shard.files.keys()
     if missing:
         raise StoreError(f"the manifest lists no {min(missing)} file for shard {shard.name}; tokenize again")
@@ -246,29 +227,28 @@ def _check_counts(stem: str, shard: ShardInfo, itemsize: int) -> None:
         raise StoreError(f"{stem}.idx is not the index of {shard.num_documents} documents, as the manifest says")
     if shard.num_tokens and not shard.num_documents:
         raise StoreError(f"{stem}.bin has {shard.num_tokens} tokens of no document; {RESTORE}")
-
-
-def _size_of(store: Path, path: str) -> int:
-    """The bytes of a file; a link must not lead out of the store."""
-    try:
-        found = os.lstat(path)  # a Path for each of 60,000 files would take a second
-        if stat.S_ISLNK(found.st_mode):
-            if not _is_inside(store, path):
-                raise StoreError(f"{path} is a link that leads out of the store; copy the file into the store")
-            found = os.stat(path)  # noqa: PTH116
-    except (OSError, ValueError):
-        raise StoreError(f"{path} is missing; {RESTORE}") from None
-    return found.st_size
+    for suffix in (".bin", ".idx") if is_local else ():
+        path, expected = stem + suffix, shard.files[suffix].bytes
+        try:
+            found = os.lstat(path)  # a Path for each of 60,000 files takes a second
+            if stat.S_ISLNK(found.st_mode):
+                if not _is_inside(store, path):
+                    raise StoreError(f"{path} is a link that leads out of the store; copy the file into the store")
+                found = os.stat(path)  # noqa: PTH116
+        except (OSError, ValueError):
+            raise StoreError(f"{path} is missing; {RESTORE}") from None
+        if found.st_size != expected:
+            raise StoreError(f"{path} has {found.st_size} bytes and the manifest says {expected}; {RESTORE}")
 
 
 def _as_ids(ids: npt.ArrayLike, vocab_size: int) -> list[int]:
-    """Ids as plain numbers: one after the other, and each in the vocabulary."""
+    """Check that ids are a list of whole numbers in the vocabulary."""
     try:
         array = np.asarray(ids)
     except (RuntimeError, TypeError, ValueError):
         array = np.zeros((0, 0))
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise UsageError(f"{show(ids)} is not a list of ids; decode takes those of one text")
+        raise UsageError(f"{show(ids)} is not a list of ids; decode takes the ids of one text")
     wrong = array[(array < 0) | (array >= vocab_size)]
     if len(wrong):
         hint = "; leave out targets that have no loss" if wrong[0] == -100 else ""

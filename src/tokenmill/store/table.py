@@ -1,8 +1,8 @@
-"""Many shards as a few arrays: where their tokens are in memory, and where their documents start.
+"""Many shards as a few arrays: the memory addresses of their tokens, and the starts of their documents.
 
 Shards are mapped when they are first read and stay mapped. Under a global shuffle every row is
-in another shard, so a cache of some mappings would miss all the time (28 us a row, where reading
-at a position takes 5); shards past the cap on mappings are read at positions instead.
+in another shard, so an LRU cache of mappings would always miss (28 us a row, where `preadv`
+takes 5). Shards beyond the limit on mappings are read by `preadv` instead.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ import numpy.typing as npt
 
 from tokenmill.errors import StoreError
 from tokenmill.store import mapping
+from tokenmill.store.manifest import RESTORE
 from tokenmill.store.mapping import MappedFile, everywhere, let_go, will_need
 from tokenmill.store.shard import HEADER, INDEX_HEADER_BYTES, MAGIC, dtype_code
 
-__all__ = ["Keeper", "ShardTable"]
+__all__ = ["Integers", "ShardCache", "ShardTable", "read_into"]
 
 Integers = npt.NDArray[np.int64]
 
 UNKNOWN, UNMAPPED = 0, -1
 LONG_READ = 1 << 16
 _POINTER_STEP = 2
-"""Pointers lie behind a header of 34 bytes and 4 bytes a document, so at even addresses."""
+"""Pointers follow a header of 34 bytes and 4 bytes a document, so their addresses are even."""
 
 
-class Keeper(Protocol):
-    """Whoever has the files of shards that may not be on this machine; knows them by the paths that they would have."""
+class ShardCache(Protocol):
+    """A local cache of the files of a remote store. Files are named by the paths that they have in the cache."""
 
     @property
     def room_bytes(self) -> int:
-        """How many bytes of files there may be here."""
+        """How many bytes of files the cache may hold."""
 
-    def hold(self, path: str) -> bool:
-        """Whether a file is here, to be mapped; one that is stays."""
+    def pin(self, path: str) -> bool:
+        """Keep a file from being evicted, so that it can be mapped; False if it is not here."""
 
-    def bring(self, paths: Sequence[str]) -> None:
-        """Have files here when this returns, to stay."""
+    def fetch(self, paths: Sequence[str]) -> None:
+        """Download files now, and pin them."""
 
-    def want(self, paths: Sequence[str]) -> None:
-        """Fetch files in the background, in this order, if they are to be fetched whole."""
+    def prefetch(self, paths: Sequence[str]) -> None:
+        """Download files in the background, in this order, if the store is loaded in whole shards."""
 
-    def expect(self, paths: Sequence[str], starts: Sequence[int], stops: Sequence[int]) -> None:
-        """Be told which bytes will be read, in this order."""
+    def prefetch_ranges(self, paths: Sequence[str], starts: Sequence[int], stops: Sequence[int]) -> None:
+        """Announce the byte ranges that will be read, in this order."""
 
     def read_into(self, path: str, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes of a file from `offset` on, wherever it is."""
+        """Fill a buffer with the bytes of a file from `offset` on, from the cache or by range."""
 
 
 class ShardTable:
     """The shards of one split, by number; `stems` are their paths without `.bin` and `.idx`.
 
-    `starts` has the first byte of each document, counted from the first token, for shards that have no index
-    of their own, by number. `suffix`, `offsets` and `sizes` are for files of other makers: how the files of
-    tokens end, how many bytes come before the first token of each, and how many bytes each has in all. `keepers`
-    has whoever fetches the files of each shard; None for files of this machine.
+    `starts` maps shards without an `.idx` to the first byte of each of their documents, counted from the first token.
+    `suffix`, `offsets` and `sizes` describe files of foreign formats: the end of their names, the bytes before the
+    first token, and the bytes of the whole file. `caches` has the cache of each remote shard, and None for local ones.
     """
 
     def __init__(
@@ -73,10 +73,12 @@ class ShardTable:
         suffix: str = ".bin",
         offsets: npt.ArrayLike | None = None,
         sizes: npt.ArrayLike | None = None,
-        keepers: Sequence[Keeper | None] | None = None,
+        caches: Sequence[ShardCache | None] | None = None,
     ) -> None:
         self.dtype = dtype
-        self._keepers = keepers
+        self._caches: list[ShardCache | None] = [None] * len(stems) if caches is None else list(caches)
+        self.room_bytes = min((cache.room_bytes for cache in set(self._caches) if cache is not None), default=None)
+        """How many bytes the smallest cache of remote files may hold; None if all files are local."""
         self._index_dtype = dtype
         self._suffixes = [suffix] * len(stems)
         self._offsets = np.zeros(len(stems), np.int64) if offsets is None else np.array(offsets, np.int64)
@@ -96,7 +98,7 @@ class ShardTable:
 
     @classmethod
     def join(cls, tables: Sequence[ShardTable]) -> ShardTable:
-        """The shards of several tables in one, in order."""
+        """Concatenate the shards of several tables."""
         firsts = np.cumsum([0, *(len(table.stems) for table in tables)]).tolist()
         joined = cls(
             [stem for table in tables for stem in table.stems],
@@ -104,39 +106,32 @@ class ShardTable:
             np.concatenate([table.num_tokens for table in tables]),
             tables[0].dtype,
             {
-                first + n: some
+                first + shard: starts
                 for first, table in zip(firsts, tables, strict=False)
-                for n, some in table._starts.items()
+                for shard, starts in table._starts.items()
             },
             offsets=np.concatenate([table._offsets for table in tables]),
             sizes=np.concatenate([table._sizes for table in tables]),
-            keepers=_join_keepers(tables),
+            caches=[cache for table in tables for cache in table._caches],
         )
         joined._suffixes = [suffix for table in tables for suffix in table._suffixes]
         joined._index_dtype = tables[0]._index_dtype
         return joined
 
     def beside(self, suffix: str, dtype: npt.DTypeLike) -> ShardTable:
-        """Files beside the tokens that have another value for each of them, such as a loss mask."""
-        table = ShardTable(
-            self.stems,
-            self.num_documents,
-            self.num_tokens,
-            np.dtype(dtype),
-            self._starts,
-            suffix=suffix,
-            keepers=self._keepers,
-        )
+        """The table of companion files that have another value for each token, such as a loss mask."""
+        counts = self.num_documents, self.num_tokens
+        table = ShardTable(self.stems, *counts, np.dtype(dtype), self._starts, suffix=suffix, caches=self._caches)
         table._index_dtype = self._index_dtype
         return table
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Mappings belong to a process; a copy in another one makes its own.
+        # Another process makes mappings of its own.
         state = {name: value for name, value in vars(self).items() if name in _KEPT_IN_COPIES}
         return _restore, (self.stems, self.num_documents, self.num_tokens, self.dtype, self._starts, state)
 
     def token_addresses(self, shards: Integers, positions: Integers) -> Integers:
-        """The address of a token, by its shard and its position there; 0 where the shard is not mapped."""
+        """The memory addresses of tokens, by shard and position in it; 0 where the shard is not mapped."""
         bases = self._token_addresses[shards]
         if (bases == UNKNOWN).any():
             self._map_tokens(shards[bases == UNKNOWN])
@@ -147,58 +142,41 @@ class ShardTable:
             addresses[nowhere] = 0
         return addresses
 
-    def expect(self, shards: Integers, starts: Integers, stops: Integers) -> None:
-        """Say which tokens will be read, in this order, so that those which are not here can be fetched meanwhile."""
-        if self._keepers is None:
+    def prefetch_tokens(self, shards: Integers, starts: Integers, stops: Integers) -> None:
+        """Announce the tokens that will be read, in this order, so that those of remote shards are prefetched."""
+        remote = np.flatnonzero(self._token_addresses[shards] == UNKNOWN)
+        if not len(remote):
             return
-        elsewhere = np.flatnonzero(self._token_addresses[shards] == UNKNOWN)
-        if not len(elsewhere):
-            return
-        first = self._offsets[shards[elsewhere]]
-        begins = (first + starts[elsewhere] * self.dtype.itemsize).tolist()
-        ends = (first + stops[elsewhere] * self.dtype.itemsize).tolist()
-        told: dict[Keeper, list[tuple[str, int, int]]] = {}
-        for shard, begin, end in zip(shards[elsewhere].tolist(), begins, ends, strict=True):
-            keeper = self._keepers[shard]
-            if keeper is not None:
-                told.setdefault(keeper, []).append((self.stems[shard] + self._suffixes[shard], begin, end))
-        for keeper, stretches in told.items():
-            keeper.expect(*zip(*stretches, strict=True))
+        first = self._offsets[shards[remote]]
+        begins = (first + starts[remote] * self.dtype.itemsize).tolist()
+        ends = (first + stops[remote] * self.dtype.itemsize).tolist()
+        ranges: dict[ShardCache, list[tuple[str, int, int]]] = {}
+        for shard, begin, end in zip(shards[remote].tolist(), begins, ends, strict=True):
+            cache = self._caches[shard]
+            if cache is not None:
+                ranges.setdefault(cache, []).append((self._token_path(shard), begin, end))
+        for cache, some in ranges.items():
+            cache.prefetch_ranges(*zip(*some, strict=True))
 
-    @property
-    def room_bytes(self) -> int | None:
-        """How many bytes of files from elsewhere may be on this machine; None where all are here anyway."""
-        rooms = [keeper.room_bytes for keeper in set(self._keepers or ()) if keeper is not None]
-        return min(rooms, default=None)
-
-    def want(self, shards: Sequence[int]) -> None:
-        """Say which shards are the next ones, in this order."""
+    def prefetch(self, shards: Sequence[int]) -> None:
+        """Prefetch whole shards, in this order."""
         for shard in shards:
-            keeper = self._keepers[shard] if self._keepers is not None else None
-            if keeper is not None and self._token_addresses[shard] == UNKNOWN:
-                keeper.want([self.stems[shard] + self._suffixes[shard]])
+            cache = self._caches[shard]
+            if cache is not None and self._token_addresses[shard] == UNKNOWN:
+                cache.prefetch([self._token_path(shard)])
 
     def local_path(self, shard: int, suffix: str) -> str:
-        """The path of a file of a shard, which is fetched if it is elsewhere; it need not exist."""
+        """The path of a file of a shard, which is downloaded if it is remote; the file need not exist."""
         path = self.stems[shard] + suffix
-        keeper = self._keepers[shard] if self._keepers is not None else None
-        if keeper is not None:
-            keeper.bring([path])
+        if (cache := self._caches[shard]) is not None:
+            cache.fetch([path])
         return path
 
-    def document_starts(self, shards: Integers, documents: Integers) -> Integers:
-        """The position in its shard of a document's first token; documents may be one past the last."""
-        past = documents == self.num_documents[shards]
-        bases = self._index_addresses(shards)
-        inner = np.where(past, 0, documents)
-        positions = self._pointers(shards, bases, inner) // self._index_dtype.itemsize
-        positions = np.where(past, self.num_tokens[shards], positions)
-        if (positions < 0).any() or (positions > self.num_tokens[shards]).any():
-            raise self.damage(int(shards[np.argmax((positions < 0) | (positions > self.num_tokens[shards]))]))
-        return positions
+    def _token_path(self, shard: int) -> str:
+        return self.stems[shard] + self._suffixes[shard]
 
     def document_bounds(self, shards: Integers, documents: Integers) -> tuple[Integers, Integers]:
-        """The positions in its shard of a document's first token and of the one past its last."""
+        """The positions in its shard of each document's first token and of the one past its last."""
         bases, sizes = self._index_addresses(shards), self.num_tokens[shards]
         last = self.num_documents[shards] - 1
         starts = self._pointers(shards, bases, documents) // self._index_dtype.itemsize
@@ -210,23 +188,23 @@ class ShardTable:
         return starts, stops
 
     def all_starts(self, shard: int, first: int, count: int) -> Integers:
-        """The positions of documents that follow each other, and of the one behind the last; for many at once."""
-        end = first + count
+        """The starts of `count` consecutive documents and the end of the last one, without an index array."""
         base = int(self._index_addresses(np.array([shard]))[0])
         if base == UNMAPPED:
-            return self.document_starts(np.full(count + 1, shard), np.arange(first, end + 1))
+            starts, stops = self.document_bounds(np.full(count, shard), np.arange(first, first + count))
+            return np.append(starts, stops[-1])
         place = (base + 8 * first) // _POINTER_STEP - 1
         pointers = everywhere("<i8", _POINTER_STEP)[place : place + 4 * count : 4]
-        last = self.document_starts(np.array([shard]), np.array([end]))
-        return np.concatenate([pointers // self._index_dtype.itemsize, last])
+        _, end = self.document_bounds(np.array([shard]), np.array([first + count - 1]))
+        return np.append(pointers // self._index_dtype.itemsize, end)
 
     def find_documents(self, shards: Integers, positions: Integers) -> Integers:
-        """The document of its shard that holds each token; a binary search for all tokens at once."""
+        """The document that contains each token, by a binary search for all tokens at once."""
         bases = self._index_addresses(shards)
         offsets = positions * self._index_dtype.itemsize
         found = np.zeros(len(shards), np.int64)
         sizes = self.num_documents[shards]
-        # Of `sizes` documents from `found` on, one is the last that starts at or before the token; it is the one left.
+        # Invariant: the document is one of the `sizes` documents from `found` on.
         for _ in range(int(sizes.max(initial=1) - 1).bit_length()):
             half = sizes >> 1
             found += half * (self._pointers(shards, bases, found + half) <= offsets)
@@ -234,8 +212,8 @@ class ShardTable:
         return found
 
     def read(self, shard: int, start: int, stop: int) -> npt.NDArray[Any]:
-        """Tokens of one shard: mapped where possible, so the array costs nothing, else read."""
-        if self._keepers is not None and self._token_addresses[shard] == UNKNOWN:
+        """Tokens of one shard: a view of the mapped file if possible, else a copy."""
+        if self._caches[shard] is not None and self._token_addresses[shard] == UNKNOWN:
             return self._read_at(shard, start, stop)
         address = int(self.token_addresses(np.array([shard]), np.array([start]))[0]) if stop > start else 0
         if address:
@@ -246,7 +224,7 @@ class ShardTable:
         return self._read_at(shard, start, stop)
 
     def release(self, shard: int) -> None:
-        """Take no more memory for the tokens of a shard that was read through; they stay readable."""
+        """Return the pages of a shard that was read to the kernel; its tokens stay readable."""
         address = int(self._token_addresses[shard])
         if address > UNKNOWN:
             let_go(address, int(self.num_tokens[shard]) * self.dtype.itemsize)
@@ -255,27 +233,20 @@ class ShardTable:
         tokens = np.empty(stop - start, self.dtype)
         if len(tokens):
             offset = int(self._offsets[shard]) + start * self.dtype.itemsize
-            keeper = self._keepers[shard] if self._keepers is not None else None
-            read_into = _read_into if keeper is None else keeper.read_into
-            read_into(self.stems[shard] + self._suffixes[shard], tokens.view(np.uint8).data, offset)
+            cache = self._caches[shard]
+            read = read_into if cache is None else cache.read_into
+            read(self._token_path(shard), tokens.view(np.uint8).data, offset)
         return tokens
 
     def _map_tokens(self, shards: Integers) -> None:
         with self._lock:
             for shard in sorted(set(shards.tolist())):
-                if self._token_addresses[shard] == UNKNOWN:
-                    self._token_addresses[shard] = self._map_shard(shard)
-
-    def _map_shard(self, shard: int) -> int:
-        offset = int(self._offsets[shard])
-        if not self.num_tokens[shard] or offset % self.dtype.itemsize:
-            return UNMAPPED  # arrays over memory begin at whole tokens
-        path = self.stems[shard] + self._suffixes[shard]
-        keeper = self._keepers[shard] if self._keepers is not None else None
-        if keeper is not None and not keeper.hold(path):
-            return UNKNOWN
-        address = self._map(path, int(self._sizes[shard]), is_random=True)
-        return address if address == UNMAPPED else address + offset
+                offset, path, cache = int(self._offsets[shard]), self._token_path(shard), self._caches[shard]
+                if not self.num_tokens[shard] or offset % self.dtype.itemsize:
+                    self._token_addresses[shard] = UNMAPPED  # an array over memory needs aligned tokens
+                elif self._token_addresses[shard] == UNKNOWN and (cache is None or cache.pin(path)):
+                    address = self._map(path, int(self._sizes[shard]), is_random=True)
+                    self._token_addresses[shard] = address if address == UNMAPPED else address + offset
 
     def _map(self, path: str, size: int, *, is_random: bool = False) -> int:
         if size == 0 or MappedFile.num_live >= mapping.MAX_MAPPINGS:
@@ -289,34 +260,33 @@ class ShardTable:
         return mapped.address
 
     def _index_addresses(self, shards: Integers) -> Integers:
-        """Where the pointers of each shard start in memory, -1 where they are not mapped."""
+        """The memory address of each shard's first pointer; -1 where the index is not mapped."""
         bases = self._pointer_addresses[shards]
         unknown = bases == UNKNOWN
         if unknown.any():
             with self._lock:
                 missing = sorted(set(shards[unknown].tolist()))
-                self._bring_indexes(missing)
+                self._fetch_indexes(missing)
                 for shard in missing:
                     self._pointer_addresses[shard] = self._map_index(shard)
             bases = self._pointer_addresses[shards]
         return bases
 
-    def _bring_indexes(self, shards: Sequence[int]) -> None:
-        """Fetch what is elsewhere, many at once: an index is small, and needed whole."""
-        told: dict[Keeper, list[str]] = {}
-        for shard in shards if self._keepers is not None else ():
-            keeper = self._keepers[shard] if self._keepers is not None else None
-            if keeper is not None:
-                told.setdefault(keeper, []).append(f"{self.stems[shard]}.idx")
-        for keeper, paths in told.items():
-            keeper.bring(paths)
+    def _fetch_indexes(self, shards: Sequence[int]) -> None:
+        """Download the indexes of remote shards, many at once: an index is small, and needed whole."""
+        missing: dict[ShardCache, list[str]] = {}
+        for shard in shards:
+            if (cache := self._caches[shard]) is not None:
+                missing.setdefault(cache, []).append(f"{self.stems[shard]}.idx")
+        for cache, paths in missing.items():
+            cache.fetch(paths)
 
     def _map_index(self, shard: int) -> int:
         count = int(self.num_documents[shard])
         path = f"{self.stems[shard]}.idx"
         address = self._map(path, INDEX_HEADER_BYTES + 20 * count + 8)
         header = bytearray(INDEX_HEADER_BYTES)
-        _read_into(path, memoryview(header), 0)
+        read_into(path, memoryview(header), 0)
         if HEADER.unpack(header) != (MAGIC, 1, dtype_code(self._index_dtype), count, count + 1):
             raise StoreError(f"{path} is not the index of a {self._index_dtype} shard of {count} documents")
         base = address if address == UNMAPPED else address + INDEX_HEADER_BYTES + 4 * count
@@ -338,24 +308,18 @@ class ShardTable:
         for at in np.flatnonzero(unmapped).tolist():
             shard = int(shards[at])
             offset = INDEX_HEADER_BYTES + 4 * int(self.num_documents[shard]) + 8 * int(documents[at])
-            _read_into(f"{self.stems[shard]}.idx", buffer.data.cast("B"), offset)
+            read_into(f"{self.stems[shard]}.idx", buffer.data.cast("B"), offset)
             values[at] = buffer[0]
         return values
 
     def damage(self, shard: int) -> StoreError:
-        """What to say of a shard whose index makes no sense."""
+        """The error for a shard whose index contradicts itself."""
         return StoreError(
             f"{self.stems[shard]}.idx is damaged: a document starts outside the shard; run tokenmill verify"
         )
 
 
-_KEPT_IN_COPIES = {"_index_dtype", "_suffixes", "_offsets", "_sizes", "_keepers"}
-
-
-def _join_keepers(tables: Sequence[ShardTable]) -> list[Keeper | None] | None:
-    if all(table._keepers is None for table in tables):
-        return None
-    return [keeper for table in tables for keeper in table._keepers or [None] * len(table.stems)]
+_KEPT_IN_COPIES = {"room_bytes", "_index_dtype", "_suffixes", "_offsets", "_sizes", "_caches"}
 
 
 def _restore(*arguments: Any) -> ShardTable:
@@ -365,7 +329,8 @@ def _restore(*arguments: Any) -> ShardTable:
     return table
 
 
-def _read_into(path: str, buffer: memoryview, offset: int) -> None:
+def read_into(path: str, buffer: memoryview, offset: int) -> None:
+    """Fill a buffer with the bytes of a local file from `offset` on."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -374,7 +339,7 @@ def _read_into(path: str, buffer: memoryview, offset: int) -> None:
         while len(buffer):
             count = os.preadv(descriptor, [buffer], offset)
             if count == 0:
-                raise StoreError(f"{path} ends too early; restore it, or tokenize again with --overwrite")
+                raise StoreError(f"{path} ends too early; {RESTORE}")
             buffer, offset = buffer[count:], offset + count
     finally:
         os.close(descriptor)

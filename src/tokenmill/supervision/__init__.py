@@ -1,1 +1,1 @@
-"""Supervised data: records become texts of which only some characters are trained on."""
+"""Supervised data: turn records into texts, and mark the characters that are trained on."""

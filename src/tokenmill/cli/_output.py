@@ -1,0 +1,47 @@
+"""How commands print: a progress bar on stderr, a console and JSON on stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tokenmill.display import Advance
+
+__all__ = ["console", "print_json", "progress"]
+
+
+@contextmanager
+def progress() -> Iterator[Advance]:
+    """Show a bar on stderr for stages of known size, if stderr is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = [TextColumn("{task.description:<20}"), BarColumn(30), TaskProgressColumn(), TimeRemainingColumn()]
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        tasks: dict[str, Any] = {}
+
+        def advance(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage)
+            bar.update(tasks[stage], completed=done, total=total)
+
+        yield advance
+
+
+def console() -> Console:
+    """The console for tables and coloured text."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Print one indented JSON object on stdout."""
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

@@ -1,0 +1,43 @@
+"""`tokenmill status`: how a run is doing or how it ended."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tokenmill.cli._flags import AsJson, Store
+from tokenmill.cli._output import console, print_json
+
+__all__ = ["WATCH_BUCKET_SECONDS", "WATCH_SECONDS", "status"]
+
+WATCH_SECONDS = 1.0
+
+WATCH_BUCKET_SECONDS = 10.0
+"""As often as a run reports to a bucket."""
+
+
+def status(
+    store: Store,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until the run ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show progress, speed, ETA and memory of a run, from any terminal, even after it has died."""
+    import time
+
+    from rich.live import Live
+
+    from tokenmill.arguments import is_remote
+    from tokenmill.tools.status import read_status, render_status
+
+    if as_json:
+        print_json(read_status(store))
+    elif not watch:
+        console().print(render_status(read_status(store)))
+    else:
+        pause = WATCH_BUCKET_SECONDS if is_remote(store) else WATCH_SECONDS
+        with Live(render_status(read_status(store)), console=console(), auto_refresh=False) as live:
+            while (now := read_status(store)).state == "running":
+                live.update(render_status(now), refresh=True)
+                time.sleep(pause)
+            live.update(render_status(now), refresh=True)

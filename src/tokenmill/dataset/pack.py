@@ -1,0 +1,224 @@
+"""Documents cut and joined into rows: `concat`, `best-fit` or `pad`.
+
+`concat` cuts the stream of all tokens every `seq_len`, by arithmetic and without an index. `best-fit` (in
+`bestfit.py`) keeps documents whole wherever they fit. `pad` gives every document a row of its own.
+The `report` of a packing counts what it leaves out.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+
+from tokenmill.arguments import one_of, whole_number
+from tokenmill.dataset.bestfit import BestFitRows
+from tokenmill.dataset.packing_report import LongDocuments, PackingReport
+from tokenmill.dataset.rows import Integers, PackedRows, Segments, Spans, as_documents, as_seed
+from tokenmill.errors import UsageError
+from tokenmill.store.documents import Documents
+from tokenmill.store.store import TokenSource
+
+__all__ = ["ConcatRows", "PaddedRows", "pack"]
+
+Method = Literal["concat", "best-fit", "pad"]
+LONGEST_ROW = (1 << 31) - 1
+MANY_ROWS = 1024
+"""From this many rows on, it pays to read the index into memory."""
+MOST_KEPT_ROWS = 1 << 22
+"""Up to this many rows, the first document of each is kept in memory, eight bytes each."""
+
+
+def pack(
+    source: TokenSource | Documents,
+    *,
+    seq_len: int,
+    method: Method = "concat",
+    long_documents: LongDocuments = "split",
+    seed: int = 0,
+) -> PackedRows:
+    """Cut a store (its first split) or some of its documents into rows of `seq_len` tokens.
+
+    `long_documents` says what `best-fit` and `pad` do with documents that are longer than a row. `seed` decides
+    the order in which `best-fit` takes documents.
+    """
+    documents = as_documents(source, "pack")
+    seq_len, seed = whole_number(seq_len, "seq_len", 1, LONGEST_ROW), as_seed(seed)
+    one_of(method, get_args(Method), "packing")
+    long_documents = cast("LongDocuments", one_of(long_documents, get_args(LongDocuments), "long_documents"))
+    if method == "best-fit":
+        return BestFitRows(documents, seq_len, long_documents=long_documents, seed=seed)
+    if method == "pad":
+        return PaddedRows(documents, seq_len, long_documents=long_documents)
+    return ConcatRows(documents, seq_len)
+
+
+class ConcatRows(PackedRows):
+    """The stream of all tokens, cut every `seq_len`; the last target of a row is the first token of the next one."""
+
+    has_lookahead = True
+
+    def __init__(self, documents: Documents, seq_len: int) -> None:
+        self.documents, self.seq_len = documents, seq_len
+        self.is_remote = documents.table.room_bytes is not None
+        self.num_rows = (documents.num_tokens - 1) // seq_len if documents.num_tokens else 0
+        if self.num_rows < 1:
+            raise UsageError(
+                f"{documents.name} has {documents.num_tokens:,} tokens and a row of {seq_len:,} needs "
+                f"{seq_len + 1:,}; use a smaller seq_len, or packing='pad'"
+            )
+        self.num_tokens = self.num_rows * seq_len
+        self.report = PackingReport(
+            num_rows=self.num_rows,
+            num_tokens=self.num_tokens,
+            num_left_over_tokens=documents.num_tokens - self.num_tokens,
+        )
+
+    def spans(self, index: Integers) -> Spans:
+        """Find one span per row, with one token more than the row."""
+        starts = index % self.num_rows * self.seq_len
+        return Spans(np.arange(1, len(index) + 1), starts, np.full(len(index), self.seq_len + 1))
+
+    def segments(self, index: Integers) -> Segments:
+        """Find the documents between the first and the last token of each row."""
+        row_starts = index % self.num_rows * self.seq_len
+        counts, numbers, starts, stops = self._find(row_starts)
+        ends = np.cumsum(counts)
+        # Documents are contiguous: only the first of a row may begin before it, and only the last end after it.
+        starts -= row_starts.repeat(counts)
+        starts[ends - counts] = 0
+        lengths = np.empty_like(starts)
+        np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
+        lengths[ends - 1] = self.seq_len - starts[ends - 1]
+        is_end = np.ones(len(starts), bool)
+        is_end[ends - 1] = stops <= row_starts + self.seq_len
+        if lengths.min(initial=1) == 0:
+            # A store without BOS and EOS may have documents without a token.
+            filled = lengths > 0
+            rows = np.repeat(np.arange(len(index)), counts)
+            ends = np.cumsum(np.bincount(rows[filled], minlength=len(index)))
+            return Segments(ends, starts[filled], lengths[filled], numbers[filled], is_end[filled])
+        return Segments(ends, starts, lengths, numbers, is_end)
+
+    def _find(self, row_starts: Integers) -> tuple[Integers, Integers, Integers, Integers]:
+        """Find how many documents each row has, their numbers and first tokens, and where the last one ends.
+
+        With the index in memory this takes a third of the time, but for a few rows it does not pay to read it.
+        """
+        if len(row_starts) < MANY_ROWS or not self._keeps_starts or self.num_rows > MOST_KEPT_ROWS:
+            counts, numbers, starts, stops = self.documents.find_all(row_starts, self.seq_len)
+            return counts, numbers, starts, stops[np.cumsum(counts) - 1]
+        rows = row_starts // self.seq_len
+        firsts = self._documents_before[rows]
+        firsts -= self._starts[firsts] != row_starts
+        after = self._documents_before[rows + 1]
+        counts = after - firsts
+        numbers = np.arange(int(counts.sum()))
+        numbers += (firsts - (np.cumsum(counts) - counts)).repeat(counts)
+        return counts, numbers, self._starts[numbers], self._starts[after]
+
+    @cached_property
+    def _documents_before(self) -> Integers:
+        """The number of documents that start before each row."""
+        return np.searchsorted(self._starts, np.arange(self.num_rows + 1) * self.seq_len)
+
+    def rows_of(self, document: int) -> list[int]:
+        """Return all rows between its first and its last token."""
+        (start,), (stop,) = (some.tolist() for some in self.documents.bounds(np.array([document])))
+        end = -(-stop // self.seq_len) if stop > start else 0
+        return list(range(start // self.seq_len, min(end, self.num_rows)))
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the row length and the documents."""
+        return self._describe("concat")
+
+    def title(self) -> str:
+        """Return one line for the tree."""
+        return f"pack concat, seq_len {self.seq_len:,}: {self.report}"
+
+
+class PaddedRows(PackedRows):
+    """One document per row, then padding; a long document takes several rows, or is truncated or dropped."""
+
+    has_lookahead = False
+
+    def __init__(self, documents: Documents, seq_len: int, *, long_documents: LongDocuments) -> None:
+        self.documents, self.seq_len = documents, seq_len
+        self.is_remote = documents.table.room_bytes is not None
+        self._long_documents = long_documents
+        self.report = PackingReport()
+        odd, rows_of_odd = self._find_odd()
+        self._odd = odd
+        # The first row of each odd document, and the first row after it.
+        self._odd_first_rows = odd + np.cumsum(rows_of_odd - 1) - (rows_of_odd - 1)
+        self._odd_next_rows = self._odd_first_rows + rows_of_odd
+        self._set_counts(documents.num_documents + int((rows_of_odd - 1).sum()))
+
+    def _find_odd(self) -> tuple[Integers, Integers]:
+        """Find the documents that have no row or several, and count their rows."""
+        odd: list[Integers] = []
+        counts: list[Integers] = []
+        first = 0
+        for lengths in self.documents.lengths():
+            rows = self.report.count(lengths, self.seq_len, self._long_documents)
+            here = np.flatnonzero(rows != 1)
+            odd.append(here + first)
+            counts.append(rows[here])
+            first += len(lengths)
+        empty = [np.zeros(0, np.int64)]
+        return np.concatenate(odd or empty), np.concatenate(counts or empty)
+
+    def spans(self, index: Integers) -> Spans:
+        """Find one span per row."""
+        documents, parts = self._locate(index % self.num_rows)
+        starts, stops = self.documents.bounds(documents)
+        starts = starts + parts * self.seq_len
+        return Spans(np.arange(1, len(index) + 1), starts, np.minimum(stops - starts, self.seq_len))
+
+    def segments(self, index: Integers) -> Segments:
+        """Find one document per row."""
+        documents, parts = self._locate(index % self.num_rows)
+        starts, stops = self.documents.bounds(documents)
+        left = stops - starts - parts * self.seq_len
+        lengths = np.minimum(left, self.seq_len)
+        ends = np.arange(1, len(index) + 1)
+        return Segments(ends, np.zeros(len(index), np.int64), lengths, documents, left <= self.seq_len)
+
+    def _locate(self, rows: Integers) -> tuple[Integers, Integers]:
+        """Find the document of each row, and which part of it."""
+        before = np.searchsorted(self._odd_next_rows, rows, "right")
+        documents = rows.copy()
+        parts = np.zeros(len(rows), np.int64)
+        if not len(self._odd):
+            return documents, parts
+        last = np.maximum(before - 1, 0)
+        after = before > 0
+        documents[after] = (rows - self._odd_next_rows[last] + self._odd[last] + 1)[after]
+        here = np.minimum(before, len(self._odd) - 1)
+        inside = (before < len(self._odd)) & (rows >= self._odd_first_rows[here])
+        documents[inside] = self._odd[here][inside]
+        parts[inside] = (rows - self._odd_first_rows[here])[inside]
+        return documents, parts
+
+    def rows_of(self, document: int) -> list[int]:
+        """Return its row, or those of its parts."""
+        before = int(np.searchsorted(self._odd, document))
+        if before < len(self._odd) and self._odd[before] == document:
+            return list(range(int(self._odd_first_rows[before]), int(self._odd_next_rows[before])))
+        return [self.first_row(document)]
+
+    def first_row(self, document: int) -> int:
+        """Count the rows of all documents before one, which is its first row if it has any."""
+        before = int(np.searchsorted(self._odd, document))
+        if before == 0:
+            return document
+        return int(self._odd_next_rows[before - 1]) + document - int(self._odd[before - 1]) - 1
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the row length, what happens to long documents, and the documents."""
+        return self._describe("pad", long_documents=self._long_documents)
+
+    def title(self) -> str:
+        """Return one line for the tree."""
+        return f"pack pad, seq_len {self.seq_len:,}: {self.report}"

@@ -1,0 +1,78 @@
+"""What a packing did with its tokens: it loses none without counting it here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tokenmill.store.table import Integers
+
+__all__ = ["LongDocuments", "PackingReport"]
+
+LongDocuments = Literal["split", "truncate", "drop"]
+
+
+@dataclass
+class PackingReport:
+    """Counts of one epoch: the tokens of the store are those kept, left over, truncated and dropped."""
+
+    num_rows: int = 0
+    num_tokens: int = 0
+    """Tokens in rows."""
+    num_padding_tokens: int = 0
+    num_split_documents: int = 0
+    """Documents that are longer than a row and so in several."""
+    num_truncated_documents: int = 0
+    num_truncated_tokens: int = 0
+    num_dropped_documents: int = 0
+    num_dropped_tokens: int = 0
+    num_empty_documents: int = 0
+    """Documents without a token."""
+    num_left_over_tokens: int = 0
+    """Tokens at the end of the stream that do not fill a row."""
+
+    def count(self, lengths: Integers, seq_len: int, long_documents: LongDocuments) -> Integers:
+        """Count documents by their lengths; return into how many pieces of at most `seq_len` each one is cut."""
+        long = lengths > seq_len
+        num_long, long_tokens = int(long.sum()), int(lengths[long].sum())
+        self.num_empty_documents += int((lengths == 0).sum())
+        self.num_tokens += int(lengths.sum()) - long_tokens
+        pieces = (lengths > 0).astype(np.int64)
+        if long_documents == "split":
+            pieces = -(-lengths // seq_len)
+            self.num_split_documents += num_long
+            self.num_tokens += long_tokens
+        elif long_documents == "truncate":
+            self.num_truncated_documents += num_long
+            self.num_truncated_tokens += long_tokens - num_long * seq_len
+            self.num_tokens += num_long * seq_len
+        else:
+            pieces[long] = 0
+            self.num_dropped_documents += num_long
+            self.num_dropped_tokens += long_tokens
+        return pieces
+
+    @property
+    def padding(self) -> float:
+        """The fraction of places in rows that hold no token."""
+        places = self.num_tokens + self.num_padding_tokens
+        return self.num_padding_tokens / places if places else 0.0
+
+    def __str__(self) -> str:
+        parts = [f"{self.num_rows:,} rows", f"{self.num_tokens:,} tokens"]
+        if self.num_padding_tokens:
+            parts.append(f"{self.padding:.3%} padding")
+        if self.num_split_documents:
+            parts.append(f"{self.num_split_documents:,} documents split")
+        if self.num_truncated_documents:
+            cut = f"{self.num_truncated_tokens:,} tokens"
+            parts.append(f"{self.num_truncated_documents:,} documents truncated ({cut} cut off)")
+        if self.num_dropped_documents:
+            parts.append(f"{self.num_dropped_documents:,} documents dropped ({self.num_dropped_tokens:,} tokens)")
+        if self.num_empty_documents:
+            parts.append(f"{self.num_empty_documents:,} empty documents")
+        if self.num_left_over_tokens:
+            parts.append(f"{self.num_left_over_tokens:,} tokens left over")
+        return ", ".join(parts)

@@ -1,0 +1,143 @@
+"""The state of a run at one moment, as displays show it and `run.json` keeps it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenmill.formatting import format_bytes, format_count, format_seconds, plural
+
+__all__ = ["Machine", "Preparation", "Snapshot", "WorkerMoment"]
+
+
+class WorkerMoment(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker is doing."""
+
+    name: str
+    pid: int
+    task: str
+    """Empty while the worker is idle."""
+    input: str
+    task_seconds: float
+    bytes_per_second: float
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run uses its machine; this explains why it is not faster."""
+
+    cores: list[float]
+    """How busy each core is, from 0 to 1."""
+    disk_free: int
+    stages: dict[str, float]
+    """The share of all workers' time that each stage took."""
+    workers: list[WorkerMoment]
+    slowest_task: str
+    slowest_input: str
+    slowest_seconds: float
+    """Of the finished tasks; 0 before the first one has finished."""
+
+    def line(self) -> str:
+        """Summarize cores, disk and stages in one line."""
+        busy = sum(self.cores) / max(1, len(self.cores))
+        stages = ", ".join(f"{name} {share:.0%}" for name, share in self.stages.items() if share >= 0.005)
+        return f"{len(self.cores)} cores {busy:.0%} busy, {format_bytes(self.disk_free)} of disk free; {stages}"
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress of a run at one moment."""
+
+    seconds: float
+    total_bytes: int
+    done_bytes: int
+    resumed_bytes: int
+    num_text_bytes: int
+    num_documents: int
+    num_tokens: int
+    num_rejects: int
+    num_workers: int
+    num_tasks_done: int
+    memory_bytes: int
+    memory_limit: int
+    bottleneck: str
+    machine: Machine | None = None
+
+    @property
+    def fraction(self) -> float:
+        """The share of the input that is done, including earlier attempts."""
+        return min(1.0, self.done_bytes / self.total_bytes) if self.total_bytes else 1.0
+
+    @property
+    def text_per_second(self) -> float:
+        """Bytes of text that this attempt tokenized per second."""
+        return self.num_text_bytes / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of this attempt."""
+        return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """The time left at the speed of this attempt. Resumed bytes do not count: they took this attempt no time."""
+        done_now = self.done_bytes - self.resumed_bytes
+        if done_now <= 0 or self.seconds <= 0:
+            return None
+        return (self.total_bytes - self.done_bytes) * self.seconds / done_now
+
+    def line(self) -> str:
+        """Progress and speed in one line of less than 80 columns."""
+        eta = "--:--" if self.eta_seconds is None else format_seconds(self.eta_seconds)
+        parts = [
+            f"{100 * self.fraction:5.1f}%",
+            f"ETA {eta}",
+            f"{self.text_per_second / 1e6:.0f} MB/s",
+            f"{format_count(self.tokens_per_second)} tok/s",
+            f"{format_count(self.num_documents)} docs",
+        ]
+        if self.num_rejects:
+            parts.append(f"{self.num_rejects} rejects")
+        return "  ".join(parts)
+
+    def details(self) -> str:
+        """Memory, workers and the stage that takes the most time."""
+        memory = f"{format_bytes(self.memory_bytes)} of {format_bytes(self.memory_limit)}"
+        return f"{plural(self.num_workers, 'worker')}, memory {memory}, mostly {self.bottleneck}"
+
+
+class Preparation(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress of the work before a run, which fetches its inputs or writes them to disk."""
+
+    action: str
+    """`fetching`"""
+    what: str
+    """`3 of 14 files`"""
+    unit: str
+    """`bytes`, or the name of the things that are counted."""
+    seconds: float
+    total: int
+    """0 if unknown."""
+    done: int
+    machine: None = None
+
+    @property
+    def fraction(self) -> float:
+        """The share that is done."""
+        return min(1.0, self.done / self.total) if self.total else 0.0
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """The time left at the speed so far."""
+        return (self.total - self.done) * self.seconds / self.done if self.total and self.done else None
+
+    def line(self) -> str:
+        """Progress and speed in one line."""
+        share = f"{100 * self.fraction:5.1f}%  " if self.total else ""
+        eta = "" if self.eta_seconds is None else f"ETA {format_seconds(self.eta_seconds)}  "
+        amount = self._show(self.done) + (f" of {self._show(self.total)}" if self.total else "")
+        return f"{self.action}  {share}{eta}{amount}  {self._show(self.done / max(self.seconds, 1e-3))}/s"
+
+    def details(self) -> str:
+        """What is being fetched or written."""
+        return self.what
+
+    def _show(self, amount: float) -> str:
+        return format_bytes(amount) if self.unit == "bytes" else f"{format_count(amount)} {self.unit}"

@@ -1,0 +1,104 @@
+"""A batch as the user gets it: inputs, targets, and everything that follows from where documents start in its rows.
+
+Batches are views of a `Chunk`, because several small batches are filled together: a batch of 8 x 2,048 tokens is so
+small that the calls would cost more than the copying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokenmill.filling.fill import IGNORED, Chunk
+
+__all__ = ["Batch"]
+
+
+class Batch(msgspec.Struct, eq=False):
+    """Rows of one step: unpacks as `inputs, targets`, both of shape (batch_size, seq_len).
+
+    A target of -100 has no loss. Arrays are those of the framework that the loader was made for.
+    """
+
+    inputs: Any
+    targets: Any
+    _chunk: Chunk
+    _number: int
+    _wrap: Callable[[Any], Any] = np.asarray
+    """Turns an array of numpy into one of the framework."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.inputs, self.targets))
+
+    def __getitem__(self, index: int) -> Any:
+        return (self.inputs, self.targets)[index]
+
+    def __len__(self) -> int:
+        return 2
+
+    @property
+    def input_ids(self) -> Any:
+        """The inputs, as supervised trainers call them."""
+        return self.inputs
+
+    @property
+    def target_ids(self) -> Any:
+        """The targets, as supervised trainers call them."""
+        return self.targets
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether the documents of a row are masked from each other."""
+        return self._chunk.is_masked
+
+    @property
+    def loss_mask(self) -> Any:
+        """1.0 where a token has a target with a loss, otherwise 0.0."""
+        return self._wrap((self._chunk.targets[self._number] != IGNORED).astype(np.float32))
+
+    @property
+    def loss_weights(self) -> Any:
+        """The weight of each target's loss: that of a store made with --weight-key, otherwise the loss mask."""
+        return self._wrap(self._chunk.loss_weights[self._number])
+
+    @property
+    def attention_mask(self) -> Any:
+        """1 for tokens and 0 for padding; int64, as Transformers expects."""
+        return self._wrap((self._chunk.spread("segment_ids")[self._number] > 0).astype(np.int64))
+
+    @property
+    def positions(self) -> Any:
+        """The position of each token in its document's part of the row; int32."""
+        return self._wrap(self._chunk.spread("positions")[self._number])
+
+    @property
+    def segment_ids(self) -> Any:
+        """1, 2, ... for the documents of each row, 0 for padding; int32. FlexAttention masks compare these."""
+        return self._wrap(self._chunk.spread("segment_ids")[self._number])
+
+    @property
+    def cu_seqlens(self) -> Any:
+        """Where documents start when rows are laid end to end, and the end; int32, as FlashAttention expects."""
+        return self._wrap(self._chunk.cover.cu_seqlens[self._first_row // self._chunk.batch_size])
+
+    @property
+    def max_seqlen(self) -> int:
+        """The length of the longest segment."""
+        return self._chunk.cover.max_seqlens[self._first_row // self._chunk.batch_size]
+
+    @property
+    def documents(self) -> list[list[tuple[int, int, int]]]:
+        """For each row: document number, start in the row and length of every document in it."""
+        rows = range(self._first_row, self._first_row + self._chunk.batch_size)
+        return [self._chunk.cover.documents_of(row) for row in rows]
+
+    @property
+    def _first_row(self) -> int:
+        """The place of the first row among those that were resolved together."""
+        return self._chunk.start + self._number * self._chunk.batch_size
+
+    def __repr__(self) -> str:
+        return f"Batch({self._chunk.batch_size} rows of {self._chunk.seq_len} tokens)"

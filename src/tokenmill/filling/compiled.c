@@ -1,0 +1,395 @@
+/* The inner loops of loading: mapped tokens into inputs and targets, and what follows from where documents start.
+
+   numpy does the same in gathering.py, joining.py and segments.py, in several passes over values that are too many for
+   the cache; here every value is written once. That is the only difference: tests compare the two, and where this
+   module was not compiled, numpy does the work.
+
+   Tokens are found by index: token i is at address (i + 1) * itemsize, as in `store/mapping.py`. Whoever calls makes
+   sure that the rows are mapped. Where values go is checked here. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+/* One version for each generation of vector units, chosen when the module is loaded. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
+#if __has_attribute(target_clones)
+#define VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+#endif
+#ifndef VECTORS
+#define VECTORS
+#endif
+
+#if defined(__GNUC__)
+#define PREFETCH(address) __builtin_prefetch(address)
+#else
+#define PREFETCH(address) ((void)(address))
+#endif
+
+/* Tokens that are still in the first-level cache when they are read a second time, for targets. */
+#define TILE 2048
+/* Of the next row or piece, so much is asked for in advance; the CPU notices by itself that the rest follows. */
+#define AHEAD_BYTES 1024
+
+#define MAKE_WIDEN(NAME, FROM, TO)                                                                                     \
+    VECTORS static void NAME(const FROM *restrict from, TO *restrict to, Py_ssize_t count)                             \
+    {                                                                                                                  \
+        for (Py_ssize_t i = 0; i < count; i++)                                                                         \
+            to[i] = (TO)from[i];                                                                                       \
+    }
+
+MAKE_WIDEN(widen_u16_i64, uint16_t, int64_t)
+MAKE_WIDEN(widen_u16_i32, uint16_t, int32_t)
+MAKE_WIDEN(widen_i32_i64, int32_t, int64_t)
+MAKE_WIDEN(widen_i32_i32, int32_t, int32_t)
+
+VECTORS static void fill_i64(int64_t *to, int64_t value, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        to[i] = value;
+}
+
+VECTORS static void fill_i32(int32_t *to, int32_t value, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        to[i] = value;
+}
+
+VECTORS static void count_up(int32_t *to, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        to[i] = (int32_t)i;
+}
+
+/* Tokens as they are stored and as batches have them. */
+typedef struct {
+    Py_ssize_t from_bytes, to_bytes;
+} Kind;
+
+static void widen(Kind kind, const char *from, char *to, Py_ssize_t count)
+{
+    if (kind.from_bytes == 2 && kind.to_bytes == 8)
+        widen_u16_i64((const uint16_t *)from, (int64_t *)to, count);
+    else if (kind.from_bytes == 2)
+        widen_u16_i32((const uint16_t *)from, (int32_t *)to, count);
+    else if (kind.to_bytes == 8)
+        widen_i32_i64((const int32_t *)from, (int64_t *)to, count);
+    else
+        widen_i32_i32((const int32_t *)from, (int32_t *)to, count);
+}
+
+static void fill(Kind kind, char *to, int32_t value, Py_ssize_t count)
+{
+    if (kind.to_bytes == 8)
+        fill_i64((int64_t *)to, value, count);
+    else
+        fill_i32((int32_t *)to, value, count);
+}
+
+static const char *address_of(Kind kind, int64_t index)
+{
+    return (const char *)((uintptr_t)(index + 1) * (uintptr_t)kind.from_bytes);
+}
+
+static void ask_for(Kind kind, int64_t index, Py_ssize_t count)
+{
+    const char *start = address_of(kind, index);
+    Py_ssize_t num_bytes = count * kind.from_bytes;
+    if (num_bytes > AHEAD_BYTES)
+        num_bytes = AHEAD_BYTES;
+    for (Py_ssize_t i = 0; i < num_bytes; i += 64)
+        PREFETCH(start + i);
+}
+
+/* Inputs are the tokens from an index on, targets those from the next one on. */
+static void copy_stretch(Kind kind, int64_t index, char *inputs, char *targets, Py_ssize_t num_inputs,
+                         Py_ssize_t num_targets)
+{
+    const char *from = address_of(kind, index);
+    for (Py_ssize_t i = 0; i < num_inputs; i += TILE) {
+        Py_ssize_t left = num_inputs - i, left_targets = num_targets - i;
+        widen(kind, from + i * kind.from_bytes, inputs + i * kind.to_bytes, left < TILE ? left : TILE);
+        widen(kind, from + (i + 1) * kind.from_bytes, targets + i * kind.to_bytes,
+              left_targets < TILE ? left_targets : TILE);
+    }
+}
+
+/* Buffers of a call, let go of together. */
+typedef struct {
+    Py_buffer views[8];
+    int count;
+} Buffers;
+
+static void release(Buffers *buffers)
+{
+    while (buffers->count > 0)
+        PyBuffer_Release(&buffers->views[--buffers->count]);
+}
+
+static Py_buffer *borrow(Buffers *buffers, PyObject *object, const char *name, Py_ssize_t itemsize, int is_written)
+{
+    Py_buffer *view = &buffers->views[buffers->count];
+    int flags = PyBUF_C_CONTIGUOUS | (is_written ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(object, view, flags) < 0)
+        return NULL;
+    buffers->count++;
+    if (itemsize && view->itemsize != itemsize) {
+        PyErr_Format(PyExc_ValueError, "%s have %zd bytes each, not %zd", name, view->itemsize, itemsize);
+        return NULL;
+    }
+    return view;
+}
+
+static Py_ssize_t length_of(const Py_buffer *view) { return view->len / view->itemsize; }
+
+/* Where the rows of a call go. */
+typedef struct {
+    Kind kind;
+    char *inputs, *targets;
+    Py_ssize_t num_rows, seq_len;
+    const int64_t *places;
+} Rows;
+
+static int open_rows(Rows *rows, Buffers *buffers, Py_ssize_t from_bytes, Py_ssize_t count, PyObject *const *args)
+{
+    Py_buffer *places = NULL, *inputs, *targets;
+    if (args[0] != Py_None && !(places = borrow(buffers, args[0], "places", 8, 0)))
+        return -1;
+    if (!(inputs = borrow(buffers, args[1], "inputs", 0, 1)) || !(targets = borrow(buffers, args[2], "targets", 0, 1)))
+        return -1;
+    if (inputs->ndim != 2 || targets->ndim != 2 || inputs->itemsize != targets->itemsize ||
+        inputs->shape[0] != targets->shape[0] || inputs->shape[1] != targets->shape[1]) {
+        PyErr_SetString(PyExc_ValueError, "inputs and targets are not rows of one shape and type");
+        return -1;
+    }
+    if ((from_bytes != 2 && from_bytes != 4) || (inputs->itemsize != 4 && inputs->itemsize != 8)) {
+        PyErr_Format(PyExc_ValueError, "tokens of %zd bytes do not become values of %zd", from_bytes, inputs->itemsize);
+        return -1;
+    }
+    rows->kind = (Kind){from_bytes, inputs->itemsize};
+    rows->inputs = inputs->buf;
+    rows->targets = targets->buf;
+    rows->num_rows = inputs->shape[0];
+    rows->seq_len = inputs->shape[1];
+    rows->places = places ? places->buf : NULL;
+    if (places ? length_of(places) != count : count > rows->num_rows) {
+        PyErr_Format(PyExc_ValueError, "there is no place for %zd rows", count);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; places && i < count; i++)
+        if (rows->places[i] < 0 || rows->places[i] >= rows->num_rows) {
+            PyErr_Format(PyExc_IndexError, "row %lld is not among %zd", (long long)rows->places[i], rows->num_rows);
+            return -1;
+        }
+    return 0;
+}
+
+static Py_ssize_t offset_of(const Rows *rows, Py_ssize_t number)
+{
+    Py_ssize_t place = rows->places ? (Py_ssize_t)rows->places[number] : number;
+    return place * rows->seq_len * rows->kind.to_bytes;
+}
+
+static int expect(Py_ssize_t count, Py_ssize_t expected, const char *name)
+{
+    if (count == expected)
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", name, expected, count);
+    return -1;
+}
+
+PyDoc_STRVAR(copy_rows_doc, "copy_rows(indices, itemsize, places, inputs, targets)\n--\n\n"
+                            "Copy rows that lie in one stretch each, with the target of the last token behind them.");
+
+static PyObject *copy_rows(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    Buffers buffers = {.count = 0};
+    Py_buffer *view;
+    Rows rows;
+    if (expect(count, 5, "copy_rows") < 0)
+        return NULL;
+    Py_ssize_t from_bytes = PyLong_AsSsize_t(args[1]);
+    if ((from_bytes == -1 && PyErr_Occurred()) || !(view = borrow(&buffers, args[0], "indices", 8, 0)) ||
+        open_rows(&rows, &buffers, from_bytes, length_of(view), args + 2) < 0) {
+        release(&buffers);
+        return NULL;
+    }
+    const int64_t *indices = view->buf;
+    Py_ssize_t num_rows = length_of(view);
+    Py_BEGIN_ALLOW_THREADS;
+    for (Py_ssize_t i = 0; i < num_rows; i++) {
+        if (i + 1 < num_rows)
+            ask_for(rows.kind, indices[i + 1], rows.seq_len);
+        Py_ssize_t offset = offset_of(&rows, i);
+        copy_stretch(rows.kind, indices[i], rows.inputs + offset, rows.targets + offset, rows.seq_len, rows.seq_len);
+    }
+    Py_END_ALLOW_THREADS;
+    release(&buffers);
+    Py_RETURN_NONE;
+}
+
+/* Pieces of documents, of which row i has those from edges[i] up to edges[i + 1]. */
+typedef struct {
+    const int64_t *edges, *indices, *lengths;
+    Py_ssize_t num_pieces;
+} Pieces;
+
+static int check_pieces(const Pieces *pieces, Py_ssize_t num_rows, Py_ssize_t seq_len)
+{
+    const int64_t *edges = pieces->edges;
+    int is_good = num_rows >= 0 && edges[0] >= 0 && edges[num_rows] <= pieces->num_pieces;
+    for (Py_ssize_t i = 0; is_good && i < num_rows; i++) {
+        int64_t used = 0;
+        is_good = edges[i] <= edges[i + 1] && edges[i + 1] <= pieces->num_pieces;
+        for (int64_t piece = edges[i]; is_good && piece < edges[i + 1]; piece++) {
+            is_good = pieces->lengths[piece] >= 0 && pieces->lengths[piece] <= seq_len - used;
+            used += is_good ? pieces->lengths[piece] : 0;
+        }
+    }
+    if (!is_good)
+        PyErr_SetString(PyExc_ValueError, "pieces do not fit their rows");
+    return is_good ? 0 : -1;
+}
+
+static void join_row(const Rows *rows, const Pieces *pieces, Py_ssize_t number, int32_t ignored)
+{
+    Kind kind = rows->kind;
+    char *inputs = rows->inputs + offset_of(rows, number), *targets = rows->targets + offset_of(rows, number);
+    Py_ssize_t left = rows->seq_len;
+    for (int64_t piece = pieces->edges[number]; piece < pieces->edges[number + 1]; piece++) {
+        Py_ssize_t length = (Py_ssize_t)pieces->lengths[piece];
+        if (piece + 1 < pieces->num_pieces && pieces->indices[piece + 1] >= 0)
+            ask_for(kind, pieces->indices[piece + 1], (Py_ssize_t)pieces->lengths[piece + 1]);
+        if (length == 0)
+            continue;
+        /* A piece without an address is filled in by the caller. */
+        if (pieces->indices[piece] >= 0)
+            copy_stretch(kind, pieces->indices[piece], inputs, targets, length, length - 1);
+        inputs += length * kind.to_bytes;
+        targets += length * kind.to_bytes;
+        fill(kind, targets - kind.to_bytes, ignored, 1);
+        left -= length;
+    }
+    fill(kind, inputs, 0, left);
+    fill(kind, targets, ignored, left);
+}
+
+PyDoc_STRVAR(copy_pieces_doc,
+             "copy_pieces(edges, indices, lengths, ignored, itemsize, places, inputs, targets)\n--\n\n"
+             "Join rows from pieces, of which row i has those from edges[i] up to edges[i + 1], and pad them.\n\n"
+             "The last token of a piece has the target `ignored`. A piece with a negative index is left out.");
+
+static PyObject *copy_pieces(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    Buffers buffers = {.count = 0};
+    Py_buffer *edges, *indices, *lengths;
+    Rows rows;
+    if (expect(count, 8, "copy_pieces") < 0)
+        return NULL;
+    long ignored = PyLong_AsLong(args[3]);
+    if (ignored == -1 && PyErr_Occurred())
+        return NULL;
+    Py_ssize_t from_bytes = PyLong_AsSsize_t(args[4]);
+    if ((from_bytes == -1 && PyErr_Occurred()) || !(edges = borrow(&buffers, args[0], "edges", 8, 0)) ||
+        !(indices = borrow(&buffers, args[1], "indices", 8, 0)) ||
+        !(lengths = borrow(&buffers, args[2], "lengths", 8, 0)) ||
+        open_rows(&rows, &buffers, from_bytes, length_of(edges) - 1, args + 5) < 0) {
+        release(&buffers);
+        return NULL;
+    }
+    Py_ssize_t num_rows = length_of(edges) - 1;
+    Pieces pieces = {edges->buf, indices->buf, lengths->buf, length_of(indices)};
+    if (length_of(lengths) != pieces.num_pieces) {
+        PyErr_SetString(PyExc_ValueError, "there are not as many lengths as indices");
+        release(&buffers);
+        return NULL;
+    }
+    if (check_pieces(&pieces, num_rows, rows.seq_len) < 0) {
+        release(&buffers);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    for (Py_ssize_t i = 0; i < num_rows; i++)
+        join_row(&rows, &pieces, i, (int32_t)ignored);
+    Py_END_ALLOW_THREADS;
+    release(&buffers);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(spread_doc, "spread(lengths, ids, positions, segment_ids)\n--\n\n"
+                         "Count up from 0 in every segment, and write its id for each of its tokens; None is left out.");
+
+static PyObject *spread(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    Buffers buffers = {.count = 0};
+    Py_buffer *length_view, *id_view, *positions = NULL, *segment_ids = NULL;
+    if (expect(count, 4, "spread") < 0)
+        return NULL;
+    if (!(length_view = borrow(&buffers, args[0], "lengths", 8, 0)) ||
+        !(id_view = borrow(&buffers, args[1], "ids", 4, 0)) ||
+        (args[2] != Py_None && !(positions = borrow(&buffers, args[2], "positions", 4, 1))) ||
+        (args[3] != Py_None && !(segment_ids = borrow(&buffers, args[3], "segment_ids", 4, 1)))) {
+        release(&buffers);
+        return NULL;
+    }
+    const int64_t *lengths = length_view->buf;
+    const int32_t *ids = id_view->buf;
+    Py_ssize_t num_segments = length_of(length_view), size = 0;
+    int is_good = length_of(id_view) == num_segments;
+    for (Py_ssize_t i = 0; is_good && i < num_segments; i++) {
+        is_good = lengths[i] >= 0 && lengths[i] <= INT32_MAX;
+        size += is_good ? (Py_ssize_t)lengths[i] : 0;
+    }
+    if (!is_good || (positions && length_of(positions) != size) || (segment_ids && length_of(segment_ids) != size)) {
+        PyErr_SetString(PyExc_ValueError, "segments do not cover what is to be written");
+        release(&buffers);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    int32_t *next_positions = positions ? positions->buf : NULL, *next_ids = segment_ids ? segment_ids->buf : NULL;
+    for (Py_ssize_t i = 0; i < num_segments; i++) {
+        Py_ssize_t length = (Py_ssize_t)lengths[i];
+        if (next_positions) {
+            count_up(next_positions, length);
+            next_positions += length;
+        }
+        if (next_ids) {
+            fill_i32(next_ids, ids[i], length);
+            next_ids += length;
+        }
+    }
+    Py_END_ALLOW_THREADS;
+    release(&buffers);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"copy_rows", (PyCFunction)(void (*)(void))copy_rows, METH_FASTCALL, copy_rows_doc},
+    {"copy_pieces", (PyCFunction)(void (*)(void))copy_pieces, METH_FASTCALL, copy_pieces_doc},
+    {"spread", (PyCFunction)(void (*)(void))spread, METH_FASTCALL, spread_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+/* Nothing is kept between calls. */
+static PyModuleDef_Slot slots[] = {
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "tokenmill.filling.compiled",
+    .m_doc = "The inner loops of loading.",
+    .m_size = 0,
+    .m_methods = functions,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit_compiled(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,263 @@
+"""Rows out of mapped memory into batches: the inner loop of loading.
+
+Thousands of rows are resolved and located together, whichever datasets they come from, and then copied a few batches
+at a time. The loops of `kernels.py` do the copying.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.dataset.rows import Integers, ResolvedRows, Rows, join_segments
+from tokenmill.errors import StoreError
+from tokenmill.filling import kernels
+from tokenmill.filling.buffers import BufferPool
+from tokenmill.filling.cover import Cover
+from tokenmill.store.documents import Documents
+from tokenmill.store.mapping import will_need
+
+__all__ = ["IGNORED", "Chunk"]
+
+IGNORED = -100
+"""The target of a token that has none: torch's cross entropy ignores it by default."""
+
+Array = npt.NDArray[Any]
+_SPREADS = BufferPool(np.int32)
+
+
+class Chunk:
+    """Rows of one or several batches, which are resolved together, and filled together or part by part (`cut`).
+
+    With `document_mask`, a target in another document is `IGNORED`. A target that is not in the row always is, and so
+    is one that a supervised store says not to train on. Rows from number `limit` on are blank: they have no
+    tokens, targets or documents.
+
+    When it is filled, `inputs` and `targets` have the shape (number of batches, batch_size, seq_len). Positions,
+    segment ids and the like are computed when a batch first asks for them, for all batches of the chunk.
+    """
+
+    inputs: Array
+    targets: Array
+
+    def __init__(
+        self, rows: Rows, index: Integers, *, batch_size: int = 1, document_mask: bool = False, limit: int | None = None
+    ) -> None:
+        self.seq_len, self.batch_size, self.is_masked = rows.seq_len, batch_size, document_mask
+        self.start, self.stop = 0, len(index)
+        self._whole: Chunk | None = None
+        self._spreads: dict[str, Array] = {}
+        self._blank = np.flatnonzero(index >= limit) if limit is not None else index[:0]
+        if len(self._blank):
+            filled = np.delete(np.arange(len(index)), self._blank)
+            found = rows.resolve(index[filled]) if len(filled) else []
+            self._resolved = [resolved.among(filled) for resolved in found]
+        else:
+            self._resolved = rows.resolve(index)
+        self._spans = _locate(self._resolved, None, len(index))
+        self._masks = _locate(self._resolved, ".mask", len(index))
+        self._weights = _locate(self._resolved, ".weight", len(index))
+
+    def cut(self, start: int, stop: int) -> Chunk:
+        """Return the rows from `start` up to `stop` as a chunk to be filled by itself."""
+        part = Chunk.__new__(Chunk)
+        vars(part).update(vars(self), start=start, stop=stop, _whole=self, _spreads={})
+        return part
+
+    def will_need(self) -> None:
+        """Ask the kernel to read these rows from disk while others are being used."""
+        for spans in self._spans:
+            low, high, _ = _range(spans, self.start, self.stop)
+            pieces, itemsize = slice(spans.edges[low], spans.edges[high]), spans.stored.itemsize
+            for index, length in zip(spans.indices[pieces].tolist(), spans.lengths[pieces].tolist(), strict=True):
+                if index >= 0:
+                    will_need((index + 1) * itemsize, length * itemsize)
+
+    def fill(self, pool: BufferPool) -> Chunk:
+        """Fill inputs and targets in memory of a pool."""
+        both = pool.take((2, self.stop - self.start, self.seq_len))
+        self.copy(both[0], both[1])
+        self.inputs, self.targets = both.reshape(2, -1, self.batch_size, self.seq_len)
+        return self
+
+    def copy(self, inputs: Array, targets: Array) -> None:
+        """Fill arrays of shape (number of rows, seq_len)."""
+        for spans in self._spans:
+            _copy(spans, self.start, self.stop, inputs, targets)
+        if self._masks:
+            targets[self._copy_values(self._masks, np.int16) == 0] = IGNORED
+        if self.is_masked:
+            targets.reshape(-1)[self.cover.document_ends(self.start, self.stop)] = IGNORED
+        if len(self._blank):
+            blank = self._blank[(self._blank >= self.start) & (self._blank < self.stop)] - self.start
+            inputs[blank] = 0
+            targets[blank] = IGNORED
+
+    def _copy_values(self, several: list[_LocatedSpans], dtype: npt.DTypeLike) -> Array:
+        """Copy the values that a store has beside its tokens, one for each target; 1 for rows that have none."""
+        values = np.ones((2, self.stop - self.start, self.seq_len), dtype)
+        for spans in several:
+            _copy(spans, self.start, self.stop, values[0], values[1])
+        # Targets are one token further than inputs, and so are the values that belong to them.
+        of_targets: Array = values[1]
+        return of_targets
+
+    @property
+    def cover(self) -> Cover:
+        """The documents of all rows that were resolved together."""
+        return self._cover if self._whole is None else self._whole.cover
+
+    @cached_property
+    def _cover(self) -> Cover:
+        parts = [
+            (np.arange(self.stop) if resolved.at is None else resolved.at, resolved.rows.segments(resolved.numbers))
+            for resolved in self._resolved
+        ]
+        return Cover(join_segments(parts, self.stop), self.seq_len, self.batch_size)
+
+    @cached_property
+    def loss_weights(self) -> Array:
+        """The weight of each target's loss: 0 where it has none, 1 where a store has no weights."""
+        weights: Array = (self.targets != IGNORED).astype(np.float32)
+        if self._weights:
+            weights *= self._copy_values(self._weights, np.float32).reshape(weights.shape)
+        return weights
+
+    def spread(self, name: str) -> Array:
+        """Return `positions` or `segment_ids` of every token.
+
+        They are filled in together with the other field if an earlier batch asked for it.
+        """
+        if name not in self._spreads:
+            cover = self.cover
+            cover.asked.add(name)
+            names = [name for name in cover.asked if name not in self._spreads]
+            arrays = dict(zip(names, _SPREADS.take((len(names), *self.inputs.shape)), strict=True))
+            cover.spread(self.start, self.stop, **{name: array.reshape(-1) for name, array in arrays.items()})
+            self._spreads.update(arrays)
+        return self._spreads[name]
+
+
+class _LocatedSpans(NamedTuple):
+    """The spans of rows that are copied in the same way and have one type, with their places in memory.
+
+    `at` are the places of their rows in the chunk, ascending; None for all of its rows. Row i has the spans from
+    `edges[i]` up to `edges[i + 1]`. Span i begins with token `indices[i]` of memory, see `everywhere`. Spans that are
+    not in one piece of mapped memory have the index -1, or that of another row if rows are contiguous. They are in
+    `apart`, with their documents and first tokens.
+    """
+
+    is_contiguous: bool
+    stored: np.dtype[Any]
+    at: Integers | None
+    edges: Integers
+    lengths: Integers
+    indices: Integers
+    apart: list[tuple[int, Documents, int]]
+    name: str
+
+
+def _locate(found: list[ResolvedRows], suffix: str | None, num_rows: int) -> list[_LocatedSpans]:
+    """Locate rows, or the values that stores have beside their tokens, in files that end in `suffix`.
+
+    All rows of one kind and type are located together, so that a mixture costs no more than its sources.
+    """
+    groups: dict[tuple[bool, np.dtype[Any]], list[tuple[Documents, ResolvedRows]]] = {}
+    for resolved in found:
+        documents: Documents | None = resolved.rows.documents
+        if suffix is not None:
+            documents = resolved.rows.documents.view(suffix) if suffix in resolved.rows.documents.beside else None
+        if documents is not None:
+            groups.setdefault((resolved.rows.has_lookahead, documents.dtype), []).append((documents, resolved))
+    return [_locate_group(group, num_rows) for group in groups.values()]
+
+
+def _locate_group(group: list[tuple[Documents, ResolvedRows]], num_rows: int) -> _LocatedSpans:
+    spans = [resolved.rows.spans(resolved.numbers) for _, resolved in group]
+    join: Any = np.concatenate if len(group) > 1 else itemgetter(0)
+    order: Any = slice(None)
+    at, ends = group[0][1].at, spans[0].ends
+    if at is not None:
+        at = join([resolved.at for _, resolved in group])
+        sizes = join([np.diff(some.ends, prepend=0) for some in spans])
+        by_row = np.argsort(at, kind="stable")
+        firsts, sizes = (np.cumsum(sizes) - sizes)[by_row], sizes[by_row]
+        ends = np.cumsum(sizes)
+        order = np.arange(int(sizes.sum())) + np.repeat(firsts - (ends - sizes), sizes)
+        at = at[by_row] if len(at) < num_rows else None
+    edges = np.zeros(len(ends) + 1, np.int64)
+    edges[1:] = ends
+    pairs = zip(group, spans, strict=True)
+    addresses = join([documents.addresses(some.starts, some.lengths) for (documents, _), some in pairs])[order]
+    apart: list[tuple[int, Documents, int]] = []
+    numbers = np.flatnonzero(addresses == 0).tolist()
+    if numbers:
+        owners = np.repeat(np.arange(len(group)), [len(some.starts) for some in spans])[order]
+        starts = join([some.starts for some in spans])[order]
+        apart = [(number, group[owners[number]][0], int(starts[number])) for number in numbers]
+    stored, is_contiguous = group[0][0].dtype, group[0][1].rows.has_lookahead
+    if is_contiguous and numbers:
+        # The loops copy every row: one that is in memory stands in for those that are not.
+        addresses[numbers] = addresses.max()
+    return _LocatedSpans(
+        is_contiguous=is_contiguous,
+        stored=stored,
+        at=at,
+        edges=edges,
+        lengths=join([some.lengths for some in spans])[order],
+        indices=addresses // stored.itemsize - 1,
+        apart=apart,
+        name=" or ".join(dict.fromkeys(documents.name for documents, _ in group)),
+    )
+
+
+def _range(spans: _LocatedSpans, start: int, stop: int) -> tuple[int, int, Integers | None]:
+    """Return which of these rows are in a range of the chunk, and their places in it; None for the whole range."""
+    if spans.at is None:
+        return start, stop, None
+    low, high = np.searchsorted(spans.at, (start, stop)).tolist()
+    return low, high, spans.at[low:high] - start
+
+
+def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: Array) -> None:
+    """Fill the rows of these spans in arrays that stand for the rows `start` to `stop` of the chunk."""
+    low, high, places = _range(spans, start, stop)
+    if low == high:
+        return
+    edges, indices = spans.edges[low : high + 1], spans.indices
+    copy_rows: Any = kernels.contiguous
+    copy_pieces: Any = kernels.pieced
+    kind: Any = spans.stored
+    if kernels.compiled is not None and (spans.stored, inputs.dtype) in kernels.COPIED:
+        copy_rows, copy_pieces, kind = kernels.compiled.copy_rows, kernels.compiled.copy_pieces, spans.stored.itemsize
+    try:
+        if not spans.is_contiguous:
+            copy_pieces(edges, indices, spans.lengths, IGNORED, kind, places, inputs, targets)
+        elif indices[low] >= 0:
+            copy_rows(indices[low:high], kind, places, inputs, targets)
+        if spans.apart:
+            _copy_apart(spans, edges, places, inputs, targets)
+    except OverflowError as error:
+        raise StoreError(f"{spans.name} has {error}; pass dtype='int64'") from None
+
+
+def _copy_apart(spans: _LocatedSpans, edges: Integers, places: Integers | None, inputs: Array, targets: Array) -> None:
+    """Fill in the spans that cross the end of a shard or are not mapped."""
+    first = bisect_left(spans.apart, edges[0], key=itemgetter(0))
+    for number, documents, start in spans.apart[first:]:
+        if number >= edges[-1]:
+            break
+        length = int(spans.lengths[number])
+        tokens = documents.read(start, start + length)
+        kernels.check_range(tokens, inputs.dtype)
+        row = int(np.searchsorted(edges, number, "right")) - 1
+        column = int(spans.lengths[edges[row] : number].sum())
+        row = row if places is None else int(places[row])
+        inputs[row, column : column + length] = tokens[: inputs.shape[1]]
+        if length > 1:
+            targets[row, column : column + length - 1] = tokens[1:]

@@ -1,0 +1,145 @@
+"""The names and conventions that trainers use for the parts of a batch.
+
+They are those of the trainers' own code: shifted or unshifted labels, what marks padding, what a label without loss
+looks like. Without a document mask, every layout treats a row as one document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.filling.batch import Batch
+from tokenmill.filling.fill import IGNORED
+
+__all__ = ["LAYOUTS", "Layout", "map_parts"]
+
+RAGGED = {"doc_lens", "max_doc_lens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+"""Parts of batches that do not have one value for each token."""
+
+Layout = Callable[[Batch], Any]
+"""Turns a batch of numpy arrays into the arguments of a trainer's step."""
+
+
+def xy(batch: Batch) -> Batch:
+    """nanoGPT: `x, y`, shifted by one."""
+    return batch
+
+
+def hf(batch: Batch) -> dict[str, Any]:
+    """Transformers and TRL: labels are not shifted, because the model shifts them.
+
+    With a document mask there is no attention mask, because with one the models would ignore positions.
+    """
+    labels = np.full_like(batch.targets, IGNORED)
+    labels[:, 1:] = batch.targets[:, :-1]
+    plain = {
+        "input_ids": batch.inputs,
+        "labels": labels,
+        "position_ids": _positions(batch).astype(np.int64),
+    }
+    if not batch.is_masked:
+        return plain | {"attention_mask": batch.attention_mask}
+    return plain | {
+        "cu_seq_lens_q": batch.cu_seqlens,
+        "cu_seq_lens_k": batch.cu_seqlens,
+        "max_length_q": batch.max_seqlen,
+        "max_length_k": batch.max_seqlen,
+    }
+
+
+def sft(batch: Batch) -> dict[str, Any]:
+    """Supervised arrays: targets are shifted, and `loss_mask` has the weights if the store has any."""
+    return {
+        "input_ids": batch.inputs,
+        "target_ids": _ids_only(batch.targets),
+        "attention_mask": batch.attention_mask,
+        "loss_mask": batch.loss_weights,
+    }
+
+
+def megatron(batch: Batch) -> dict[str, Any]:
+    """Megatron-LM: labels are shifted and always ids; `loss_mask` says which have a loss."""
+    return {
+        "tokens": batch.inputs,
+        "labels": _ids_only(batch.targets),
+        "loss_mask": batch.loss_mask,
+        "position_ids": _positions(batch).astype(np.int64),
+    }
+
+
+def torchtitan(batch: Batch) -> tuple[dict[str, Any], Any]:
+    """torchtitan: inputs with positions, and shifted labels."""
+    return {"input": batch.inputs, "positions": _positions(batch).astype(np.int64)}, batch.targets
+
+
+def olmo(batch: Batch) -> dict[str, Any]:
+    """OLMo-core: the lengths of documents in each row, padded with 0; `label_mask` is for unshifted labels."""
+    label_mask = np.zeros(batch.targets.shape, np.bool_)
+    label_mask[:, 1:] = batch.targets[:, :-1] != IGNORED
+    num_rows, seq_len = batch.inputs.shape
+    edges = np.asarray(batch.cu_seqlens) if batch.is_masked else np.arange(0, (num_rows + 1) * seq_len, seq_len)
+    # OLMo-core lays rows end to end and sums the lengths, so padding counts as a document.
+    rows = edges[:-1] // seq_len
+    places = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    doc_lens = np.zeros((num_rows, int(places.max()) + 1), np.int32)
+    doc_lens[rows, places] = np.diff(edges)
+    return {
+        "input_ids": batch.inputs,
+        "doc_lens": doc_lens,
+        "max_doc_lens": doc_lens.max(axis=1).tolist(),
+        "label_mask": label_mask,
+    }
+
+
+def maxtext(batch: Batch) -> dict[str, Any]:
+    """MaxText: segments 1..n with 0 for padding; a target without loss has segment 0."""
+    segments = batch.segment_ids if batch.is_masked else np.minimum(batch.segment_ids, 1)
+    return {
+        "inputs": batch.inputs,
+        "targets": _ids_only(batch.targets),
+        "inputs_segmentation": segments,
+        "inputs_position": _positions(batch),
+        "targets_segmentation": np.where(batch.targets == IGNORED, np.int32(0), segments),
+        "targets_position": _positions(batch),
+    }
+
+
+def _positions(batch: Batch) -> npt.NDArray[Any]:
+    """Return positions in the document with a document mask, otherwise in the row."""
+    if batch.is_masked:
+        restarting: npt.NDArray[Any] = batch.positions
+        return restarting
+    return np.broadcast_to(np.arange(batch.inputs.shape[1], dtype=np.int32), batch.inputs.shape).copy()
+
+
+def _ids_only(targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    ids: npt.NDArray[Any] = np.maximum(targets, 0)
+    return ids
+
+
+def map_parts(change: Callable[[Any, bool], Any], part: Any, is_ragged: bool = False) -> Any:
+    """Apply a function to every part of a batch in some layout that is not a dict or a tuple.
+
+    The function is also told whether the part is ragged. Only the name of a part says so: a row may happen to have as
+    many documents as tokens.
+    """
+    if isinstance(part, dict):
+        return {name: map_parts(change, value, name in RAGGED) for name, value in part.items()}
+    if isinstance(part, tuple):
+        return tuple(map_parts(change, value, is_ragged) for value in part)
+    return change(part, is_ragged)
+
+
+LAYOUTS: dict[str, Layout] = {
+    "xy": xy,
+    "hf": hf,
+    "sft": sft,
+    "megatron": megatron,
+    "torchtitan": torchtitan,
+    "olmo": olmo,
+    "maxtext": maxtext,
+}

@@ -1,0 +1,196 @@
+"""Tokens to files and back: hard links and kernel copies where bytes are equal, else blocks of a few megabytes.
+
+Nothing here syncs: `_destination` makes the finished folder durable as a whole. The kernel is asked to start
+writing early, so that little is left to sync.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import StoreError
+from tokenmill.formats.base import Array, SplitSource
+
+__all__ = [
+    "BLOCK_TOKENS",
+    "OutputFile",
+    "convert",
+    "copy_tokens",
+    "file_blocks",
+    "link_or_copy",
+    "output_parts",
+    "token_blocks",
+    "write_stream",
+]
+
+BLOCK_TOKENS = 1 << 20
+"""2 to 8 MB: large enough that the cost per call does not matter, small enough for any limit on memory."""
+FLUSH_BYTES = 8 << 20
+
+
+class OutputFile:
+    """A file that is written from front to back."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("wb", buffering=0)
+        self._num_bytes = 0
+        self._num_flushed = 0
+
+    def write(self, data: bytes | Array) -> None:
+        """Append bytes, or the bytes of an array."""
+        view = memoryview(data) if isinstance(data, bytes) else np.ascontiguousarray(data).reshape(-1).view("u1").data
+        self._num_bytes += len(view)
+        while len(view):
+            view = view[self._file.write(view) :]
+        self._flush()
+
+    def append(self, path: str) -> None:
+        """Append a whole file: inside the kernel if possible, without a copy if the file system can share blocks."""
+        with open(path, "rb", buffering=0) as source:  # noqa: PTH123 (one of many thousand shards)
+            left = os.fstat(source.fileno()).st_size
+            self._num_bytes += left
+            try:
+                while left > 0:
+                    count = os.copy_file_range(source.fileno(), self._file.fileno(), min(left, FLUSH_BYTES))
+                    if count == 0:
+                        break
+                    left -= count
+            except (AttributeError, OSError):
+                pass
+            # The call fails across file systems and does not exist everywhere; both files stand where it stopped.
+            self._num_bytes -= left
+            while piece := source.read(1 << 20):
+                self.write(piece)
+        self._flush()
+
+    def _flush(self) -> None:
+        length = self._num_bytes - self._num_flushed
+        if length >= FLUSH_BYTES and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file.fileno(), self._num_flushed, length, os.POSIX_FADV_DONTNEED)
+            self._num_flushed = self._num_bytes
+
+    def __enter__(self) -> OutputFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def link_or_copy(source: str, target: Path) -> None:
+    """Make a hard link, or a copy where the file system refuses the link."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.hardlink_to(os.path.realpath(source))
+    except OSError:
+        with OutputFile(target) as file:
+            file.append(source)
+
+
+def output_parts(split: SplitSource, merged: Path, linked: Path) -> list[tuple[Path, range]]:
+    """List the parts of an export as paths without suffix, each with the shards it holds.
+
+    One part, `merged`, holds the whole split. With `--links`, each shard is a part in the folder `linked`.
+    """
+    if not split.links:
+        return [(merged, range(len(split.documents.table.stems)))]
+    return [(linked / Path(stem).name, range(shard, shard + 1)) for shard, stem in enumerate(split.stems)]
+
+
+def write_stream(split: SplitSource, path: Path, dtype: npt.DTypeLike, shards: range | None = None) -> None:
+    """Write the tokens of a split, or of some of its shards, to one file; a single shard becomes a hard link."""
+    documents = split.documents
+    if not split.stems or documents.dtype.itemsize != np.dtype(dtype).itemsize:
+        with OutputFile(path) as file:
+            for block in token_blocks(split, 0, documents.num_tokens):
+                file.write(convert(block, dtype))
+                split.advance(len(block))
+        return
+    shards = shards or range(len(split.stems))
+    if len(shards) == 1:
+        link_or_copy(split.stems[shards[0]] + split.suffix, path)
+        split.advance(int(documents.table.num_tokens[shards[0]]))
+        return
+    with OutputFile(path) as file:
+        for shard in shards:
+            file.append(split.stems[shard] + split.suffix)
+            split.advance(int(documents.table.num_tokens[shard]))
+
+
+def token_blocks(split: SplitSource, start: int, stop: int) -> Iterator[Array]:
+    """Yield the tokens from `start` up to `stop`; all blocks share one buffer."""
+    buffer = np.empty(min(BLOCK_TOKENS, stop - start), split.documents.dtype)
+    for first in range(start, stop, BLOCK_TOKENS):
+        block = buffer[: min(BLOCK_TOKENS, stop - first)]
+        copy_tokens(split, first, block)
+        yield block
+
+
+def copy_tokens(split: SplitSource, start: int, out: Array) -> None:
+    """Fill an array with the tokens from `start` on.
+
+    Shards are read rather than mapped: each is read once and in order, and mapped pages would count as memory of the
+    process until it held the whole store.
+    """
+    if not split.stems:
+        split.documents.copy(start, out)
+        return
+    stored, counts = split.documents.dtype, split.documents.table.num_tokens
+    ends = np.cumsum(counts)
+    shard, done = int(np.searchsorted(ends, start, "right")), 0
+    while done < len(out):
+        first = start + done - int(ends[shard] - counts[shard])
+        some = out[done : done + int(counts[shard]) - first]
+        raw = some if some.dtype == stored else np.empty(len(some), stored)
+        with open(split.stems[shard] + split.suffix, "rb", buffering=0) as file:  # noqa: PTH123 (one of many thousand)
+            file.seek(first * raw.itemsize)
+            _read_exactly(file, raw.view("u1").data)
+        if raw is not some:
+            some[:] = raw
+        done, shard = done + len(some), shard + 1
+
+
+def convert(block: Array, dtype: npt.DTypeLike) -> Array:
+    """Return the same ids in another type; an id that does not fit is an error, never another id."""
+    kind = np.dtype(dtype)
+    if block.dtype == kind:
+        return block
+    if not np.can_cast(block.dtype, kind) and block.size:
+        least, most = int(block.min()), int(block.max())
+        if least < 0 or most > np.iinfo(kind).max:
+            wrong = least if least < 0 else most
+            raise StoreError(f"id {wrong} does not fit into {kind}; choose a format with larger ids")
+    return block.astype(kind)
+
+
+def file_blocks(path: Path, dtype: npt.DTypeLike, *, offset: int = 0) -> Iterator[Array]:
+    """Yield the bare ids of a file from byte `offset` to its end; all blocks share one buffer."""
+    kind: np.dtype[Any] = np.dtype(dtype)
+    buffer = bytearray(BLOCK_TOKENS * kind.itemsize)
+    left = path.stat().st_size - offset
+    if left < 0 or left % kind.itemsize:
+        raise StoreError(f"{path} does not hold a whole number of {kind} ids after byte {offset}")
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        while left:
+            view = memoryview(buffer)[: min(left, len(buffer))]
+            _read_exactly(file, view)
+            left -= len(view)
+            yield np.frombuffer(view, kind)
+
+
+def _read_exactly(file: Any, view: memoryview) -> None:
+    while len(view):
+        count = file.readinto(view)
+        if not count:
+            raise StoreError(f"{file.name} ends too early")
+        view = view[count:]

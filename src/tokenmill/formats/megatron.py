@@ -1,0 +1,112 @@
+"""Megatron-LM, NeMo, GPT-NeoX: bare tokens in `train.bin`, and an index of sequences and documents in `train.idx`.
+
+The shards of a store are such pairs. An export joins their bytes and writes one index, or links the pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenmill.errors import StoreError, UsageError
+from tokenmill.formats._token_blocks import OutputFile, file_blocks, link_or_copy, output_parts, write_stream
+from tokenmill.formats.base import Array, Exporter, Opener, Shape, SplitSource, TokenFile, bare_file
+from tokenmill.store.shard import DTYPES, HEADER, INDEX_HEADER_BYTES, MAGIC
+from tokenmill.store.table import Integers
+
+__all__ = ["Megatron"]
+
+VERSION = 1
+TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+"""Megatron's codes of types; exports use those of a store's shards."""
+INDEX_PIECE = 1 << 20
+
+
+class Megatron(Opener, Exporter):
+    """Pairs of `.bin` and `.idx`; either file names a pair, and so does their common prefix."""
+
+    label = "Megatron"
+    pattern = "*.bin"
+    shape: Shape = "documents"
+    can_link = True
+
+    def recognise(self, path: Path) -> Path | None:
+        """Return the `.bin` of a complete pair."""
+        if path.suffix in {".bin", ".idx"}:
+            tokens = path.with_suffix(".bin")
+        elif path.exists():
+            return None
+        else:
+            tokens = path.with_name(f"{path.name}.bin")
+        return tokens if tokens.is_file() and tokens.with_suffix(".idx").is_file() else None
+
+    def describe_file(self, path: Path, dtype: str | None) -> TokenFile:
+        """Read the index, which says what the ids are; `dtype` is not needed."""
+        # Megatron has no masks, so this is a shard of a store. Without its mask, prompts would be trained on.
+        if path.with_suffix(".mask").is_file():
+            raise UsageError(f"{path} is a shard of supervised data, with a loss mask beside it; open its store")
+        return bare_file(path, *_read_index(path.with_suffix(".idx"), path.stat().st_size))
+
+    def write(self, split: SplitSource, folder: Path) -> None:
+        """Join the tokens and index them again, or link the pairs."""
+        code, dtype = _id_code(split)
+        for path, shards in output_parts(split, folder / split.name, folder / split.name):
+            write_stream(split, Path(f"{path}.bin"), dtype, shards)
+            if split.links:
+                link_or_copy(f"{split.stems[shards[0]]}.idx", Path(f"{path}.idx"))
+            else:
+                _write_index(split, Path(f"{path}.idx"), code, dtype.itemsize)
+
+    def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:
+        """Read the tokens of the merged file, or of one shard after the other."""
+        for path, _ in output_parts(split, folder / split.name, folder / split.name):
+            yield from file_blocks(Path(f"{path}.bin"), _id_code(split)[1])
+
+
+def _id_code(split: SplitSource) -> tuple[int, np.dtype[Any]]:
+    return DTYPES["uint16" if split.is_narrow else "int32"]
+
+
+def _write_index(split: SplitSource, path: Path, code: int, itemsize: int) -> None:
+    """Write the lengths and the first bytes of all documents, each of which is one sequence."""
+    count = split.documents.num_documents
+    with OutputFile(path) as file:
+        file.write(HEADER.pack(MAGIC, VERSION, code, count, count + 1))
+        for lengths in split.documents.lengths():
+            file.write(lengths.astype("<i4"))
+        start = 0
+        for lengths in split.documents.lengths():
+            ends = np.cumsum(lengths) + start
+            file.write(((ends - lengths) * itemsize).astype("<i8"))
+            start = int(ends[-1])
+        for first in range(0, count + 1, INDEX_PIECE):
+            file.write(np.arange(first, min(first + INDEX_PIECE, count + 1), dtype="<i8"))
+
+
+def _read_index(path: Path, size: int) -> tuple[np.dtype[Any], Integers]:
+    """Read the type of the ids and the first byte of each document, and check them against the size of the `.bin`."""
+    data = path.read_bytes()
+    wrong = StoreError(f"{path} is not a Megatron index for a .bin of {size} bytes; it has {len(data)} bytes")
+    if len(data) < INDEX_HEADER_BYTES or not data.startswith(MAGIC):
+        raise wrong
+    _, version, code, num_sequences, num_edges = HEADER.unpack_from(data)
+    if version != VERSION or code not in TYPES or len(data) < INDEX_HEADER_BYTES + 12 * num_sequences + 8 * num_edges:
+        raise wrong
+    kind = np.dtype(TYPES[code])
+    lengths = np.frombuffer(data, "<i4", num_sequences, INDEX_HEADER_BYTES)
+    pointers = np.frombuffer(data, "<i8", num_sequences, INDEX_HEADER_BYTES + 4 * num_sequences)
+    edges = np.frombuffer(data, "<i8", num_edges, INDEX_HEADER_BYTES + 12 * num_sequences)
+    ends = np.cumsum(lengths, dtype=np.int64) * kind.itemsize
+    ordered = np.array_equal(pointers, ends - lengths.astype(np.int64) * kind.itemsize)
+    if not ordered or (lengths < 0).any() or (ends[-1] if num_sequences else 0) != size:
+        raise StoreError(
+            f"{path} does not describe its .bin from front to back, as tokenmill needs; write the pair again"
+        )
+    if (np.diff(edges) < 0).any() or (num_edges and (edges[0] != 0 or edges[-1] != num_sequences)):
+        raise wrong
+    # A document of several sequences starts with the first of them.
+    firsts = edges[:-1] if num_edges else np.arange(num_sequences)
+    return kind, np.append(pointers, size)[firsts].astype(np.int64)

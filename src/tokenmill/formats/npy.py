@@ -1,0 +1,130 @@
+"""NumPy's own `.npy`: opened as one array of ids per file, exported as four arrays of rows per split.
+
+The exported arrays have the shape (rows, seq_len): inputs, targets, attention mask and loss mask. Rows are those of
+`tm.pack(method="pad")`: one document each, a long one in several, followed by padding. A target is the next token of
+the row, or -100 where the loss mask is 0: at the end of a row, in padding, and in a supervised store where the next
+token is not trained on. All arrays can be mapped with `np.load(path, mmap_mode="r")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenmill.dataset.pack import pack
+from tokenmill.dataset.rows import PackedRows
+from tokenmill.errors import StoreError
+from tokenmill.filling.fill import IGNORED, Chunk
+from tokenmill.formats._token_blocks import BLOCK_TOKENS, OutputFile, file_blocks
+from tokenmill.formats.base import ID_TYPES, Array, Exporter, Opener, Shape, SplitSource, TokenFile
+
+__all__ = ["NumpyArrays"]
+
+MAGIC = b"\x93NUMPY"
+TYPES = {"input_ids": "<i4", "target_ids": "<i4", "attention_mask": "|u1", "loss_mask": "|u1"}
+"""The exported arrays: ids are int32, masks are bytes of 0 and 1."""
+
+
+class NumpyArrays(Opener, Exporter):
+    """Opens files that `numpy.save` wrote, each as one document; exports `train_input_ids.npy` and so on."""
+
+    label = "NumPy"
+    pattern = "*.npy"
+    shape: Shape = "padded rows"
+    carries_mask = True
+
+    def recognise(self, path: Path) -> Path | None:
+        """Take a `.npy` that begins with NumPy's magic bytes; OLMo's does not."""
+        if path.suffix != ".npy" or not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return path if file.read(len(MAGIC)) == MAGIC else None
+
+    def describe_file(self, path: Path, dtype: str | None) -> TokenFile:
+        """Read the header, which says what the ids are; `dtype` is not needed."""
+        size = path.stat().st_size
+        shape, kind, offset = _read_header(path)
+        if len(shape) != 1 or kind.str.lstrip("|") not in ID_TYPES.values():
+            raise StoreError(
+                f"{path} is an array of {kind} with shape {shape}; expected ids in one dimension, of type "
+                f"{', '.join(ID_TYPES)}"
+            )
+        if offset + shape[0] * kind.itemsize != size:
+            said = f"its header says {shape[0]} ids of type {kind}"
+            raise StoreError(f"{path} has {size} bytes and {said}; it is damaged")
+        return TokenFile(str(path), kind, shape[0], size, offset=offset)
+
+    def write(self, split: SplitSource, folder: Path) -> None:
+        """Write all four arrays together, some rows at a time."""
+        rows = pack(split.documents, seq_len=split.seq_len, method="pad")
+        mask = split.documents.mask
+        trained = None if mask is None else pack(mask, seq_len=split.seq_len, method="pad")
+        step = max(1, BLOCK_TOKENS // split.seq_len)
+        with ExitStack() as stack:
+            files = {name: stack.enter_context(OutputFile(_path(split, folder, name))) for name in TYPES}
+            for name, file in files.items():
+                file.write(_header(TYPES[name], (len(rows), split.seq_len)))
+            for first in range(0, len(rows), step):
+                arrays = _fill(rows, trained, np.arange(first, min(first + step, len(rows))))
+                for name, file in files.items():
+                    file.write(arrays[name])
+                split.advance(int(np.count_nonzero(arrays["attention_mask"])))
+
+    def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:
+        """Read the inputs that are not padding."""
+        blocks = [_values(_path(split, folder, name)) for name in ("input_ids", "attention_mask")]
+        for inputs, attention in zip(*blocks, strict=True):
+            yield inputs[attention == 1]
+
+
+def _fill(rows: PackedRows, trained: PackedRows | None, index: Array) -> dict[str, Array]:
+    """Fill some rows of all four arrays."""
+    inputs, targets = _copy(rows, index)
+    lengths = rows.spans(index).lengths
+    attention = (np.arange(rows.seq_len) < lengths[:, None]).astype("u1")
+    loss = targets != IGNORED
+    if trained is not None:
+        loss &= _copy(trained, index)[1] == 1
+        targets[~loss] = IGNORED
+    return {"input_ids": inputs, "target_ids": targets, "attention_mask": attention, "loss_mask": loss.astype("u1")}
+
+
+def _copy(rows: PackedRows, index: Array) -> tuple[Array, Array]:
+    both = np.empty((2, len(index), rows.seq_len), np.int32)
+    Chunk(rows, index).copy(both[0], both[1])
+    return both[0], both[1]
+
+
+def _header(kind: str, shape: tuple[int, int]) -> bytes:
+    out = BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": kind, "fortran_order": False, "shape": shape})
+    return out.getvalue()
+
+
+def _values(path: Path) -> Iterator[Array]:
+    """Read the values of an `.npy` file in order, without mapping it."""
+    _, dtype, offset = _read_header(path)
+    return file_blocks(path, dtype, offset=offset)
+
+
+def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Read the shape and type of an array, and the offset of its values."""
+    readers: dict[tuple[int, int], Any] = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    try:
+        with path.open("rb") as file:
+            shape, _, kind = readers[np.lib.format.read_magic(file)](file)
+            return shape, kind, file.tell()
+    except (ValueError, KeyError, EOFError):
+        raise StoreError(f"{path} has a header that is not NumPy's; save it again with numpy.save") from None
+
+
+def _path(split: SplitSource, folder: Path, name: str) -> Path:
+    return folder / f"{split.name}_{name}.npy"

@@ -1,0 +1,144 @@
+"""Parquet with a column `input_ids`: `train-00000-of-00004.parquet`, as the Hugging Face Hub names files.
+
+When a file is opened, each row is a document. Columns are compressed and cannot be mapped, so they are copied once,
+some rows at a time, into a spool. An export has row groups of 25,000 rows, which are in memory while they are encoded;
+rows above 2,048 tokens come in smaller groups, so that this stays at 200 MB of ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenmill.errors import StoreError
+from tokenmill.formats._row_files import COLUMN, RowFile, plan_files, row_batch, row_schema
+from tokenmill.formats._spool import Spool
+from tokenmill.formats._token_blocks import BLOCK_TOKENS, copy_tokens
+from tokenmill.formats.base import Array, Exporter, Opener, Shape, SplitSource, TokenFile
+
+__all__ = ["ParquetRows"]
+
+GROUP_ROWS = 25_000
+GROUP_TOKENS = GROUP_ROWS * 2048
+GROUPS_PER_FILE = 4
+NAME = "{split}-{number:05d}-of-{count:05d}.parquet"
+BATCH_TOKENS = 1 << 18
+MOST_BATCH_ROWS = 8192
+BUFFER_BYTES = 1 << 20
+LARGEST_ID = (1 << 31) - 1
+
+
+class ParquetRows(Opener, Exporter):
+    """Exported files have up to four row groups, compressed with zstd."""
+
+    label = "Parquet"
+    pattern = "*.parquet"
+    shape: Shape = "rows"
+
+    def recognise(self, path: Path) -> Path | None:
+        """Take any `.parquet` except a store's `.docs.parquet`, which has no ids."""
+        is_table = path.suffix == ".parquet" and not path.name.endswith(".docs.parquet")
+        return path if is_table and path.is_file() else None
+
+    def describe(self, paths: Sequence[Path], dtype: str | None) -> list[TokenFile]:
+        """Copy all files into one spool; ids are two bytes wide if those of all columns are, else four."""
+        import pyarrow as pa
+
+        path = paths[0]
+        try:
+            widths = [_id_bits(path := some) for some in paths]
+            spool = Spool("<u2" if max(widths) <= 16 else "<i4", partial(self.describe, paths, dtype))
+            for path in paths:
+                row = 0
+                for batch in _read_batches(path):
+                    _append(spool, batch.column(0), path, row)
+                    row += len(batch)
+        except (pa.ArrowException, OSError) as error:
+            reason = str(error).partition("\n")[0][:120]
+            raise StoreError(f"{path} is damaged, or not a Parquet file: {reason}") from None
+        return [spool.finish()]
+
+    def write(self, split: SplitSource, folder: Path) -> None:
+        """Fill and encode one row group after the other."""
+        import pyarrow.parquet as pq
+
+        schema = row_schema()
+        group_rows = _group_rows(split)
+        buffer = np.empty((min(group_rows, split.num_rows), split.seq_len), np.int32)
+        for file in _files(split, folder):
+            # Ids repeat too rarely within a page for a dictionary to save space.
+            with pq.ParquetWriter(file.path, schema, compression="zstd", use_dictionary=False) as writer:
+                for first in range(file.first, file.last, group_rows):
+                    group = buffer[: min(group_rows, file.last - first)]
+                    copy_tokens(split, first * split.seq_len, group.reshape(-1))
+                    writer.write_batch(row_batch(group, schema), row_group_size=group_rows)
+                    split.advance(group.size)
+
+    def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:
+        """Read the values of the lists, which have no gaps."""
+        import pyarrow.parquet as pq
+
+        for file in _files(split, folder):
+            with pq.ParquetFile(file.path) as parquet:
+                for batch in parquet.iter_batches(max(1, BLOCK_TOKENS // split.seq_len), columns=[COLUMN]):
+                    yield batch.column(0).flatten().to_numpy()
+
+
+def _group_rows(split: SplitSource) -> int:
+    return max(1, min(GROUP_ROWS, GROUP_TOKENS // split.seq_len))
+
+
+def _files(split: SplitSource, folder: Path) -> list[RowFile]:
+    return plan_files(split, folder, NAME, GROUPS_PER_FILE * _group_rows(split))
+
+
+def _open(path: Path) -> Any:
+    import pyarrow.parquet as pq
+
+    # A buffered column chunk is read in pieces, so memory does not grow with the row group.
+    return pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
+
+
+def _id_bits(path: Path) -> int:
+    """Check that a file has a column of ids, and return how many bits wide they are."""
+    import pyarrow.types as types
+
+    with _open(path) as file:
+        schema = file.schema_arrow
+    if schema.names.count(COLUMN) != 1:
+        raise StoreError(f"{path} has no column {COLUMN!r} with ids; it has {', '.join(map(repr, schema.names))}")
+    kind = schema.field(COLUMN).type
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if not is_list or not types.is_integer(kind.value_type):
+        raise StoreError(f"{path} has a column {COLUMN!r} of type {kind}; expected a list of integers")
+    return int(kind.value_type.bit_width)
+
+
+def _read_batches(path: Path) -> Iterator[Any]:
+    """Read rows with about `BATCH_TOKENS` ids at a time, estimated from the footer."""
+    with _open(path) as file:
+        footer = file.metadata
+        place = next(n for n in range(footer.num_columns) if footer.schema.column(n).path.split(".")[0] == COLUMN)
+        for group in range(footer.num_row_groups):
+            num_rows, num_ids = footer.row_group(group).num_rows, footer.row_group(group).column(place).num_values
+            size = max(1, min(MOST_BATCH_ROWS, BATCH_TOKENS * num_rows // max(1, num_ids)))
+            yield from file.iter_batches(size, row_groups=[group], columns=[COLUMN], use_threads=False)
+
+
+def _append(spool: Spool, column: Any, path: Path, row: int) -> None:
+    """Copy the rows of a batch, the first of which has number `row`."""
+    import pyarrow.compute as compute
+
+    values = column.flatten()
+    if column.null_count or values.null_count:
+        null = next(n for n, ids in enumerate(column.to_pylist()) if ids is None or None in ids)
+        raise StoreError(f"{path} has a null in column {COLUMN!r}, in row {row + null}; leave it out")
+    ids = values.to_numpy()
+    if len(ids) and (ids.min() < 0 or ids.max() > LARGEST_ID):
+        wrong = int(ids.min() if ids.min() < 0 else ids.max())
+        raise StoreError(f"{path} has {wrong} in column {COLUMN!r}, near row {row}, which is not a token id")
+    spool.append(ids, compute.list_value_length(column).to_numpy().astype(np.int64))

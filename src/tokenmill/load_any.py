@@ -1,0 +1,148 @@
+"""`tokenmill.load`: a store, a URL or raw text in, a loader out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenmill.arguments import flag, is_remote, show, whole_number
+from tokenmill.dataset.block_shuffle import DEFAULT_BLOCK_TOKENS, BlockShuffledRows
+from tokenmill.dataset.pack import pack
+from tokenmill.dataset.rows import Rows
+from tokenmill.dataset.shuffle import ShuffledRows
+from tokenmill.dataset.shuffle import shuffle as shuffle_rows
+from tokenmill.errors import UsageError
+from tokenmill.formats.open import open_tokens
+from tokenmill.loaders import make_loader
+from tokenmill.loaders.base import Loader
+from tokenmill.store.documents import Documents
+from tokenmill.store.store import TokenSource, check_vocabulary
+
+__all__ = ["load", "make_rows"]
+
+BLOCKS = "blocks"
+
+
+def load(
+    source: str | Path | Sequence[str | Path] | TokenSource | Documents | Rows,
+    seq_len: int | None = None,
+    batch_size: int | None = None,
+    *,
+    framework: str = "numpy",
+    packing: str | None = None,
+    shuffle: bool | str | None = None,
+    seed: int | None = None,
+    split: str | None = None,
+    vocab_size: int | None = None,
+    long_documents: str | None = None,
+    block_tokens: int | None = None,
+    cache_dir: str | Path | None = None,
+    cache_bytes: str | int | None = None,
+    fetch: str | None = None,
+    tokenizer: str | None = None,
+    **settings: Any,
+) -> Loader:
+    """Make a loader of a store in one line: by default, its batches are shuffled and endless.
+
+    The source is the path of a store, several paths, an open store, some of its documents, or rows that are made
+    already, such as a mixture. By default, `make_rows` packs rows with concat and shuffles them with seed 0.
+    `settings` are those of `Loader`: rank, world_size, layout, document_mask, epochs, drop_last, dtype, prefetch, and
+    for torch and JAX where batches should go.
+
+    A store in a bucket is read through a cache on this machine, as `open` does. `shuffle="blocks"` shuffles rows
+    among about `block_tokens` tokens at a time, for stores that do not fit on the machine.
+
+    With a `tokenizer`, the source is raw text, which is tokenized into the store `cache` while the model trains; see
+    `stream`, which takes the same settings.
+    """
+    making = _given(packing=packing, long_documents=long_documents, shuffle=shuffle, seed=seed)
+    remote = _given(cache_dir=cache_dir, cache_bytes=cache_bytes, fetch=fetch)
+    blocks = _given(block_tokens=block_tokens)
+    if tokenizer is not None:
+        _refuse({**blocks, **remote}, "is for stores, and this is raw text; leave it out")
+        from tokenmill.streaming.stream import stream
+
+        told = {**making, **_given(split=split, vocab_size=vocab_size)}
+        return stream(source, seq_len, batch_size, tokenizer=tokenizer, framework=framework, **told, **settings)  # type: ignore[arg-type]
+    if batch_size is None:
+        raise UsageError("load needs a batch_size, the number of rows in a batch of one rank")
+    if isinstance(source, Rows):
+        if seq_len is not None and whole_number(seq_len, "seq_len") != source.seq_len:
+            raise UsageError(f"seq_len {seq_len} is not that of the rows, {source.seq_len}; leave it out")
+        told = {**making, **blocks, **_given(split=split), **remote}
+        _refuse(told, "has no effect: the rows are made already; leave it out")
+        rows = source
+        for leaf in rows.leaves():
+            check_vocabulary(leaf.documents.name, leaf.documents.vocab_size, vocab_size)
+    else:
+        if shuffle == BLOCKS and is_remote(source):
+            remote.setdefault("fetch", "shard")
+        documents = _find_documents(source, split, remote)
+        check_vocabulary(documents.name, documents.vocab_size, vocab_size)
+        if seq_len is None:
+            raise UsageError("load needs a seq_len, the number of tokens in a row")
+        rows = make_rows(documents, seq_len=seq_len, **making, **blocks)
+    loader = make_loader(rows, framework=framework, batch_size=batch_size, others=load.__kwdefaults__ or (), **settings)
+    if shuffle == BLOCKS and loader.rank == 0:
+        print(f"tokenmill: {rows.title()}", file=sys.stderr)
+    if rows.is_remote and rows is not source:
+        _warn_of_small_cache(rows, documents, fetch)
+    return loader
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    """Return the settings that are not None."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _refuse(settings: dict[str, Any], why: str) -> None:
+    """Raise an error for the first of these settings, if there is any."""
+    for name, value in settings.items():
+        raise UsageError(f"{name}={show(value)} {why}")
+
+
+def _find_documents(source: Any, split: str | None, remote: dict[str, Any]) -> Documents:
+    """Return the documents of a split, or the documents that the source is."""
+    if isinstance(source, (Documents, TokenSource)):
+        _refuse(remote, "has no effect: the store is open; pass it to tm.open")
+    if not isinstance(source, Documents):
+        opened = source if isinstance(source, TokenSource) else open_tokens(source, **remote)
+        return opened.split(split)
+    _refuse(_given(split=split), f"has no effect: {source.name} are documents already; leave it out")
+    return source
+
+
+def make_rows(
+    documents: Documents,
+    *,
+    seq_len: int,
+    packing: str = "concat",
+    long_documents: str = "split",
+    shuffle: bool | str = True,
+    seed: int = 0,
+    block_tokens: int | None = None,
+) -> Rows:
+    """Pack documents into rows and shuffle them with the same seed, as `load` does."""
+    rows: Rows = pack(documents, seq_len=seq_len, method=packing, long_documents=long_documents, seed=seed)  # type: ignore[arg-type]
+    if shuffle == BLOCKS:
+        told = DEFAULT_BLOCK_TOKENS if block_tokens is None else block_tokens
+        return shuffle_rows(rows, seed=seed, block_tokens=told)
+    if block_tokens is not None:
+        raise UsageError(f"block_tokens={show(block_tokens)} has no effect without shuffle='blocks'; leave it out")
+    if isinstance(shuffle, str):
+        raise UsageError(f"shuffle {show(shuffle)} must be True, False or 'blocks'")
+    return shuffle_rows(rows, seed=seed) if flag(shuffle, "shuffle") else rows
+
+
+def _warn_of_small_cache(rows: Rows, documents: Documents, fetch: str | None) -> None:
+    """Warn if shards cannot be fetched whole, because the cache does not hold what this order needs at once."""
+    room = documents.table.room_bytes or 0
+    so = f"do not fit the cache of {room:,} bytes, so rows are read by range, which is slow; pass a larger cache_bytes"
+    if isinstance(rows, BlockShuffledRows):
+        if not rows.fits:
+            needed = f"two blocks of shards, {rows.room_bytes:,} bytes,"
+            print(f"tokenmill: {needed} {so}, or a smaller block_tokens", file=sys.stderr)
+    elif fetch == "shard" and isinstance(rows, ShuffledRows) and documents.num_tokens * documents.dtype.itemsize > room:
+        print(f"tokenmill: all shards of {documents.name} {so}, or shuffle='blocks'", file=sys.stderr)

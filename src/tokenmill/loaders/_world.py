@@ -1,0 +1,114 @@
+"""Find the data-parallel rank of a process where its trainer keeps it.
+
+Peers in tensor or pipeline parallelism need equal batches, so the rank is that in the data-parallel group or in one
+dimension of the device mesh, not the number of the process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from tokenmill.arguments import name_kind, whole_number
+from tokenmill.errors import UsageError
+
+__all__ = ["find_rank", "is_auto"]
+
+ENVIRONMENTS = {
+    "RANK": "WORLD_SIZE",
+    "SLURM_PROCID": "SLURM_NTASKS",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+}
+MOST_RANKS = 1 << 24
+
+
+def find_rank(rank: Any, world_size: Any, group: Any = None) -> tuple[int, int]:
+    """Return rank and world size as given, from a process group or mesh, or with `rank="auto"` from the environment.
+
+    If they are given in two ways, both must be equal.
+    """
+    if group is None and not is_auto(rank):
+        size = 1 if world_size is None else whole_number(world_size, "world_size", 1, MOST_RANKS)
+        if rank is None and size > 1:
+            raise UsageError(f"world_size {size} needs a rank; pass one, or rank='auto'")
+        number = 0 if rank is None else whole_number(rank, "rank", 0)
+        if number >= size:
+            raise UsageError(f"rank {number} of world_size {size} is impossible; expected 0 <= rank < world_size")
+        return number, size
+    where = "rank='auto'" if group is None else "the group"
+    found = _from_environment() if group is None else _from_group(group)
+    told = (None if is_auto(rank) else rank, world_size)
+    for name, given, known in zip(("rank", "world_size"), told, found, strict=True):
+        if given is not None and whole_number(given, name) != known:
+            raise UsageError(f"{name} {given} contradicts {where}, which gives {known}; leave {name} out")
+    return found
+
+
+def is_auto(rank: Any) -> bool:
+    """Return whether the rank is to be found in the environment."""
+    return isinstance(rank, str) and rank == "auto"
+
+
+def _from_group(group: Any) -> tuple[int, int]:
+    """Ask a torch DeviceMesh of one dimension, or a process group."""
+    distributed = sys.modules.get("torch.distributed")
+    outside = getattr(getattr(distributed, "GroupMember", None), "NON_GROUP_MEMBER", None)
+    if outside is not None and group is outside:
+        raise _not_in_group()
+    if hasattr(group, "get_local_rank") and getattr(group, "ndim", 1) != 1:
+        names = getattr(group, "mesh_dim_names", None)
+        raise UsageError(f"the mesh has several dimensions {names}; pass the data-parallel one, such as mesh['dp']")
+    find = getattr(group, "get_local_rank", None) or getattr(group, "rank", None)
+    if not callable(find) or not callable(getattr(group, "size", None)):
+        raise UsageError(f"{name_kind(group)} is neither a process group nor a device mesh; pass rank and world_size")
+    try:
+        number, size = int(find()), int(group.size())
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(f"the group has no rank for this process: {str(error).partition(chr(10))[0]}") from None
+    if not 0 <= number < size:
+        raise _not_in_group()
+    return number, size
+
+
+def _not_in_group() -> UsageError:
+    return UsageError("this process is not in the group; pass a group that it is in, or make no loader here")
+
+
+def _from_environment() -> tuple[int, int]:
+    """Ask torch.distributed and JAX if the program uses them, else the environment variables of launchers."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    jax = sys.modules.get("jax")
+    if jax is not None and jax.process_count() > 1:
+        return int(jax.process_index()), int(jax.process_count())
+    return _from_variables()
+
+
+def _from_variables() -> tuple[int, int]:
+    """Return the first complete pair of variables; half a pair is an error if there is no other."""
+    halves = []
+    for pair in ENVIRONMENTS.items():
+        number, count = (os.environ.get(name) for name in pair)
+        if number is not None and count is not None:
+            return _parse(pair, number, count)
+        # In a batch script of Slurm only SLURM_PROCID=0 is set; its steps have both.
+        if (number or count) and not (pair[0] == "SLURM_PROCID" and number in (None, "0")):
+            halves.append(pair if number is not None else pair[::-1])
+    if halves:
+        here, missing = halves[0]
+        half = f"{here}={os.environ[here]!r} is in the environment and {missing} is not"
+        raise UsageError(f"{half}; set both, or pass rank and world_size")
+    return 0, 1
+
+
+def _parse(names: tuple[str, str], number: str, count: str) -> tuple[int, int]:
+    what = f"{names[0]}={number!r} and {names[1]}={count!r} in the environment"
+    try:
+        rank, size = int(number), int(count)
+    except ValueError:
+        raise UsageError(f"{what} are not numbers") from None
+    if not 0 <= rank < size <= MOST_RANKS:
+        raise UsageError(f"{what} are impossible; expected 0 <= {names[0]} < {names[1]}")
+    return rank, size

@@ -1,0 +1,219 @@
+"""The inputs of a run, and the documents of a span of one.
+
+An input is described at the time of planning: size, content fingerprint, format and compression.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.arguments import is_remote
+from tokenmill.errors import DataError
+from tokenmill.files import (
+    WHOLE_FINGERPRINT_BYTES,
+    changed_while_read,
+    detect_compression,
+    fingerprint,
+    open_stream,
+)
+from tokenmill.inputs import Input, name_inputs
+from tokenmill.readers import delimited_reader_for, detect_format, format_by_name, reader_for
+from tokenmill.readers.base import ReadOptions
+from tokenmill.remote.paths import input_path
+from tokenmill.text_batch import TextBatch
+
+__all__ = [
+    "InputFile",
+    "Render",
+    "Span",
+    "TextStream",
+    "check_unchanged",
+    "default_task_bytes",
+    "explain_formats",
+    "inspect_inputs",
+    "read_span",
+]
+
+COMPRESSION_RATIO = 4
+"""The assumed ratio of text to its compressed size, used to size tasks."""
+
+HEAD_BYTES = 1 << 16
+TASKS_PER_RUN = 128
+SMALLEST_TASK, LARGEST_TASK = 4 << 20, 256 << 20
+
+
+Render = Callable[[TextBatch], TextBatch]
+"""Turns the records of supervised data into texts."""
+
+
+class InputFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One input at the time of planning."""
+
+    path: str
+    name: str
+    bytes: int
+    fingerprint: str
+    mtime_ns: int
+    format: str
+    compression: str
+    origin: str | None = None
+    """The source from which it was fetched, with the revision; None for other files."""
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of text: exact for plain files, an estimate for compressed ones."""
+        return self.bytes if self.compression == "none" else self.bytes * COMPRESSION_RATIO
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the fingerprint covers only a sample of the content."""
+        return self.bytes > WHOLE_FINGERPRINT_BYTES and not is_remote(self.path)
+
+    @property
+    def stamp(self) -> int:
+        """A number that changes when the file is modified: the modification time, or a hash of the fetched revision.
+
+        The modification time does not work for fetched files, because it differs between machines.
+        """
+        return self.mtime_ns if self.origin is None else zlib.crc32(self.origin.encode())
+
+    @property
+    def shown(self) -> str:
+        """The path for messages, relative to the working directory if it is below; the name of a fetched file."""
+        return self.path.removeprefix(f"{Path.cwd()}/") if self.origin is None else self.name
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A range of one input, in bytes of decompressed text or in rows; None as `stop` means the end of the input."""
+
+    input: int
+    start: int = 0
+    stop: int | None = None
+
+
+def inspect_inputs(inputs: Sequence[Input], format: str, options: ReadOptions) -> list[InputFile]:
+    """Find size, content fingerprint, compression and format of each input."""
+    names = name_inputs(inputs)
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(lambda pair: _inspect(pair[0], pair[1], format, options), zip(inputs, names, strict=True)))
+
+
+def _inspect(item: Input, name: str, format: str, options: ReadOptions) -> InputFile:
+    path = input_path(item.path)
+    try:
+        status = path.stat()
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+        compression = detect_compression(head, str(path))
+        format = detect_format(path, head, options) if format == "auto" else format
+        if format == "parquet" and compression != "none":
+            raise DataError(str(path), "is compressed Parquet; decompress it: Parquet compresses its own pages")
+        return InputFile(
+            path=str(path.absolute()),
+            name=name,
+            bytes=status.st_size,
+            fingerprint=fingerprint(path),
+            mtime_ns=status.st_mtime_ns,
+            format=format,
+            compression=compression,
+            origin=item.origin,
+        )
+    except OSError as error:
+        raise DataError(str(path), f"cannot be read: {error.strerror}") from None
+
+
+def explain_formats(files: Iterable[InputFile]) -> str | None:
+    """Return a note on inputs that are named like text but hold JSON lines; None if there are none."""
+    renamed = [file for file in files if file.format == "jsonl" and format_by_name(input_path(file.path)) == "text"]
+    if not renamed:
+        return None
+    names = renamed[0].shown + (f" and {len(renamed) - 1:,} more" if len(renamed) > 1 else "")
+    return f"{names}: JSON lines by content, and read as such; pass --format text to tokenize the lines as they are"
+
+
+def check_unchanged(files: Iterable[InputFile]) -> list[InputFile]:
+    """Raise if an input has changed since the run began, because its spans may come from either version.
+
+    An input with a new modification time but the same size and fingerprint passes. It is returned if its fingerprint
+    covers only a sample of its content, which proves nothing about the rest.
+    """
+    doubtful = []
+    for file in files:
+        try:
+            path = input_path(file.path)
+            status = path.stat()
+            if isinstance(path, Path) and (status.st_size, status.st_mtime_ns) == (file.bytes, file.mtime_ns):
+                continue
+            if status.st_size == file.bytes and fingerprint(path) == file.fingerprint:
+                if file.is_sampled:
+                    doubtful.append(file)
+                continue
+        except OSError as error:
+            raise DataError(file.shown, f"can no longer be read: {error.strerror}") from None
+        raise DataError(file.shown, changed_while_read(status.st_size, file.bytes))
+    return doubtful
+
+
+def default_task_bytes(inputs: Iterable[InputFile]) -> int:
+    """Choose a task size for about 128 tasks of 4 to 256 MiB of text each: two per core for 64 cores and 10 GB."""
+    text_bytes = sum(file.text_bytes for file in inputs)
+    wanted = min(max(text_bytes // TASKS_PER_RUN, SMALLEST_TASK), LARGEST_TASK)
+    return max(wanted >> 20 << 20, SMALLEST_TASK)
+
+
+def read_span(file: InputFile, span: Span, options: ReadOptions, render: Render | None = None) -> Iterator[TextBatch]:
+    """Read the documents that start inside a span, in input order.
+
+    Damage does not raise an error: the readable documents come first, then a reject that describes the damage.
+    """
+    reader = reader_for(file.format, options)
+    with ExitStack() as resources:
+        if file.compression == "none" and reader.splittable:
+            stop = file.bytes if span.stop is None and not reader.counts_rows else span.stop
+            batches = reader.read_range(input_path(file.path), span.start, stop)
+        else:
+            stream = resources.enter_context(closing(TextStream(file, options, stop=span.stop)))
+            batches = stream.reader.read_stream(stream)
+        yield from batches if render is None else map(render, batches)
+
+
+class TextStream:
+    """An input that is read front to back as delimited documents, up to byte `stop`."""
+
+    def __init__(self, file: InputFile, options: ReadOptions, *, stop: int | None = None) -> None:
+        self.reader = delimited_reader_for(file.format, options)
+        self._input = open_stream(input_path(file.path), file.compression)
+        self._documents = self.reader.adapt(self._input)
+        self._left = stop
+        self.seconds = 0.0
+        """The time spent on reading and decompressing."""
+
+    @property
+    def consumed(self) -> int:
+        """How many bytes of the file on disk have been read."""
+        return self._input.consumed
+
+    def close(self) -> None:
+        """Close the file."""
+        self._input.close()
+
+    def read(self, size: int, /) -> bytes:
+        """Read up to `size` bytes; `b""` at the end."""
+        started = time.perf_counter()
+        data = self._read(size)
+        self.seconds += time.perf_counter() - started
+        return data
+
+    def _read(self, size: int) -> bytes:
+        if self._left is None:
+            return self._documents.read(size)
+        data = self._documents.read(min(size, self._left)) if self._left else b""
+        self._left -= len(data)
+        return data

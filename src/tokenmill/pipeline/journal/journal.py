@@ -1,0 +1,356 @@
+"""The journal of an unfinished run: `OUT/.tasks/`.
+
+It holds the plan and settings of the run (`plan.json`), the result of the parity gate (`gate.json`), one small file
+per finished task, and the rejects of that task. A task's entry is written after its shards are durable and named, so
+an entry proves the shards; a shard without an entry is made again. The manifest replaces the directory.
+
+Ranks of one run share a journal. Every file in it is renamed into place and depends on the run alone, so any rank may
+write it, and two may write it at once. A file that only one attempt may touch has the name of that attempt in it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from tokenmill.errors import StoreError
+from tokenmill.files import create_durably, sync_directory, write_durably
+from tokenmill.pipeline.input_file import InputFile
+from tokenmill.pipeline.journal.locks import sweep_locks, try_lock
+from tokenmill.pipeline.journal.mirror import Mirror
+from tokenmill.pipeline.plan.ranks import WHOLE, Share
+from tokenmill.pipeline.plan.tasks import Plan
+from tokenmill.store.manifest import ParityInfo, ShardInfo, TokenizerInfo
+from tokenmill.text_batch import Reject
+
+__all__ = ["GateRecord", "Journal", "SavedPlan", "StoredReject", "TaskRecord"]
+
+
+class StoredReject(Reject, frozen=True, kw_only=True, omit_defaults=True):
+    """A reject as its task records it; `line` counts from the start of the task's span."""
+
+    input: int
+
+
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The journal entry of a finished task: its shards, rejects and counts."""
+
+    name: str
+    input: int
+    number: int
+    inputs: list[int]
+    stamps: list[int]
+    """The stamps of these inputs when the task was planned."""
+    shards: dict[str, ShardInfo]
+    num_documents_in: int
+    num_bytes: int
+    rejects: dict[str, int]
+    num_lines: int
+    counts_lines: bool
+    """Whether lines of its rejects count from the start of its span; lines of earlier tasks must be added."""
+    num_rerouted: int
+    num_parsed: int
+
+    def file_sizes(self) -> dict[str, int]:
+        """List the files of its shards with their sizes."""
+        return {f"{s.name}{suffix}": file.bytes for s in self.shards.values() for suffix, file in s.files.items()}
+
+    def modified(self, inputs: Sequence[InputFile]) -> set[int]:
+        """Return which of its inputs were modified since."""
+        return {number for number, then in zip(self.inputs, self.stamps, strict=True) if inputs[number].stamp != then}
+
+
+class SavedPlan(msgspec.Struct, frozen=True):
+    """The plan and the content settings of a run, which together decide the bytes of the store."""
+
+    settings: dict[str, Any]
+    plan: Plan
+
+
+class GateRecord(msgspec.Struct, frozen=True):
+    """The tokenizer, engine and parity for the manifest; every rank must find the same."""
+
+    tokenizer: TokenizerInfo
+    engine: str
+    version: str
+    parity: ParityInfo | None
+    versions: dict[str, str] = {}
+    """Versions of other packages that affect the bytes of a store."""
+
+    def differences(self, other: GateRecord) -> list[tuple[str, str]]:
+        """Pair the versions of engine and packages that differ: this record's and the other's."""
+        pairs = [(f"{self.engine} {self.version}", f"{other.engine} {other.version}")]
+        pairs += [(f"{n} {v}", f"{n} {other.versions.get(n, v)}") for n, v in self.versions.items()]
+        return [(mine, theirs) for mine, theirs in pairs if mine != theirs]
+
+
+class _StreamEnd(msgspec.Struct, frozen=True):
+    """The numbers of all tasks of a stream, and the stamp of its input."""
+
+    numbers: list[int]
+    stamp: int
+
+
+class Journal:
+    """Reads and writes `OUT/.tasks/`, for a run or for one rank of it; `attempt` is a unique word.
+
+    With a `mirror`, the store is in a bucket, which has the authoritative journal; files of a task go there first.
+    """
+
+    def __init__(self, folder: Path, share: Share = WHOLE, attempt: str = "", mirror: Mirror | None = None) -> None:
+        self.mirror = mirror
+        self.store = folder
+        self.folder = folder / ".tasks"
+        self.share = share
+        self.attempt = attempt
+        self.attempt_name = "-".join(filter(None, (share.name, attempt)))
+        """The part of a file name that says that only this attempt may touch the file."""
+        self.spool = self.folder / "spool" / self.attempt_name
+        """A folder for files that only this attempt uses, such as the text of streams."""
+
+    def exists(self) -> bool:
+        """Whether the directory has an unfinished run."""
+        return (self.folder / "plan.json").is_file()
+
+    def begin(self, plan: SavedPlan) -> bool:
+        """Save the plan before the first task; return False if another rank has just saved it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sync_directory(self.store)
+        data = msgspec.json.encode(plan)
+        there = self.mirror.create(f"{self.folder.name}/plan.json", data) if self.mirror is not None else None
+        return create_durably(self.folder / "plan.json", there or data) and there is None
+
+    def amend(self, plan: SavedPlan) -> None:
+        """Replace the saved plan because inputs were modified since the run began."""
+        self._write("plan.json", plan)
+
+    def _write(self, name: str, entry: msgspec.Struct) -> None:
+        data = msgspec.json.encode(entry)
+        if self.mirror is not None:
+            self.mirror.put(f"{self.folder.name}/{name}", data)
+        write_durably(self.folder / name, data)
+
+    def saved_plan(self) -> SavedPlan:
+        """Read the saved plan of the run."""
+        try:
+            return msgspec.json.decode((self.folder / "plan.json").read_bytes(), type=SavedPlan)
+        except (msgspec.MsgspecError, OSError) as error:
+            raise StoreError(
+                f"{self.folder / 'plan.json'} is damaged ({error}); start again with --overwrite"
+            ) from None
+
+    def save_gate(self, record: GateRecord) -> None:
+        """Save the result of the gate for the manifest."""
+        self._write("gate.json", record)
+
+    def save_gate_once(self, record: GateRecord) -> GateRecord | None:
+        """Save the result of the gate and return None; if an attempt has saved one before, return that."""
+        data = msgspec.json.encode(record)
+        if self.mirror is None:
+            is_first = create_durably(self.folder / "gate.json", data)
+        else:
+            there = self.mirror.create(f"{self.folder.name}/gate.json", data)
+            is_first = there is None
+            write_durably(self.folder / "gate.json", there or data)
+        known = None if is_first else self.gate()
+        if known is None and not is_first:
+            # It is damaged.
+            self.save_gate(record)
+        return known
+
+    def gate(self) -> GateRecord | None:
+        """Read the result of the gate, if it has run."""
+        return _read(self.folder / "gate.json", GateRecord)
+
+    def commit(self, record: TaskRecord) -> None:
+        """Write the entry of a task whose shards are durable."""
+        data = msgspec.json.encode(record)
+        if self.mirror is not None:
+            self._commit_to(self.mirror, record, data)
+        write_durably(self.folder / f"{record.name}.json", data)
+
+    def _commit_to(self, mirror: Mirror, record: TaskRecord, data: bytes) -> None:
+        """Upload the files of a task, then create its entry, then remove the local shards."""
+        shards = record.file_sizes()
+        rejects = [f"{self.folder.name}/{self.rejects_path(record.name).name}"] if record.rejects else []
+        made = list(record.shards.values())
+        if mirror.is_wanted(made):
+            mirror.upload(self.store, [*shards, *rejects])
+        if mirror.is_wanted(made):
+            mirror.commit(
+                f"{self.folder.name}/{record.name}.json",
+                data,
+                lambda there: msgspec.json.decode(there, type=TaskRecord).shards == record.shards,
+            )
+        for name in shards:
+            (self.store / name).unlink()
+
+    def receive(self, record: TaskRecord) -> None:
+        """Store an entry that another machine made; a shared directory already has it."""
+        if self.mirror is not None:
+            (self.folder / f"{record.name}.json").write_bytes(msgspec.json.encode(record))
+
+    def files(self) -> set[str]:
+        """List the names of all files in the journal, of all ranks; none if the run is finished."""
+        if self.mirror is not None:
+            return self.mirror.journal_names()
+        try:
+            with os.scandir(self.folder) as found:
+                return {entry.name for entry in found}
+        except FileNotFoundError:
+            return set()
+
+    def names(self) -> list[str]:
+        """List the tasks that have an entry, in input order."""
+        names = (path.stem for path in self.folder.glob("[0-9]*-[0-9]*.json"))
+        return sorted(names, key=lambda name: [int(part) for part in name.split("-")])
+
+    def has_entry(self, name: str) -> bool:
+        """Whether a task has a local entry."""
+        return (self.folder / f"{name}.json").exists()
+
+    def record(self, name: str) -> TaskRecord | None:
+        """Read the local entry of a task; None if it is missing or damaged."""
+        return _read(self.folder / f"{name}.json", TaskRecord)
+
+    def published(self, name: str) -> TaskRecord | None:
+        """Read the current entry of a task, from the bucket if the store is in one."""
+        if self.mirror is None:
+            return self.record(name)
+        data = self.mirror.read(f"{self.folder.name}/{name}.json")
+        return msgspec.json.decode(data, type=TaskRecord) if data is not None else None
+
+    def records(self, wanted: Callable[[str], bool] = lambda _: True) -> Iterator[TaskRecord]:
+        """Yield the entries of finished tasks whose names are wanted, in input order."""
+        for name in self.names():
+            record = self.record(name) if wanted(name) else None
+            if record is not None:
+                yield record
+
+    def forget(self, record: TaskRecord) -> None:
+        """Remove the entry and the rejects of a task, so that it runs again."""
+        if self.mirror is not None:
+            self.mirror.delete([f"{self.folder.name}/{record.name}.json"])
+        (self.folder / f"{record.name}.json").unlink(missing_ok=True)
+        self.rejects_path(record.name).unlink(missing_ok=True)
+
+    def is_whole(self, record: TaskRecord) -> bool:
+        """Whether all shard files of a task exist with the right sizes."""
+        files = record.file_sizes().items()
+        if self.mirror is not None:
+            return all(self.mirror.has(name, size) for name, size in files)
+        try:
+            return all((self.store / name).stat().st_size == size for name, size in files)
+        except OSError:
+            return False
+
+    def clear(self) -> None:
+        """Remove all entries and shards but keep the folder, which marks the directory as a token store."""
+        for path in self.folder.glob("*.json*"):
+            path.unlink()
+            if self.mirror is not None:
+                self.mirror.delete([f"{self.folder.name}/{path.name}"])
+        self.sweep_all({})
+
+    def rejects_path(self, name: str) -> Path:
+        """The file that keeps the rejects of a task until they are joined."""
+        return self.folder / f"{name}.rejects.jsonl"
+
+    @contextmanager
+    def large_document_lock(self) -> Iterator[None]:
+        """Let one worker at a time encode a document that exceeds a worker's share of memory."""
+        self.spool.mkdir(parents=True, exist_ok=True)
+        with (self.spool / "large-document.lock").open("wb") as file:
+            try_lock(file, fcntl.LOCK_EX)
+            yield
+
+    def end_stream(self, input: int, numbers: list[int], stamp: int) -> None:
+        """Record that a stream was read to its end, so that a resumed run need not read it again."""
+        self._write(self._stream_path(input).name, _StreamEnd(numbers, stamp))
+
+    def ended_stream(self, input: int) -> list[int] | None:
+        """Return the task numbers of a stream; None if it was not read to its end."""
+        end = _read(self._stream_path(input), _StreamEnd)
+        return end.numbers if end is not None else None
+
+    def ended_streams(self, inputs: Sequence[InputFile]) -> dict[int, list[int]]:
+        """Map each input whose stream was read to its end, and not modified since, to its task numbers."""
+        found = {}
+        for path in self.folder.glob("stream-*.json"):
+            end, number = _read(path, _StreamEnd), int(path.stem.removeprefix("stream-"))
+            if end is not None and number < len(inputs) and inputs[number].stamp == end.stamp:
+                found[number] = end.numbers
+        return found
+
+    def _stream_path(self, input: int) -> Path:
+        return self.folder / f"stream-{input:05d}.json"
+
+    def sweep_unfinished(self) -> None:
+        """Remove the files of this attempt that have no entry."""
+        self.sweep({record.name: record for record in self.records()})
+
+    def sweep(self, done: dict[str, TaskRecord]) -> None:
+        """Remove the leftovers of killed attempts: temporary files, spooled text, shards without an entry.
+
+        A rank removes only files with names of its own attempts: another rank may be running and may be about to write
+        the entry of a shard that has none yet.
+        """
+        if self.share.is_whole:
+            self.sweep_all(done)
+        else:
+            self.sweep_own()
+
+    def sweep_all(self, done: dict[str, TaskRecord]) -> None:
+        """Remove the leftovers of all ranks; no rank may be running."""
+        shutil.rmtree(self.folder / "spool", ignore_errors=True)
+        for folder in (self.folder, self.store, self.store / "tokenizer"):
+            for path in folder.glob("*.tmp"):
+                path.unlink(missing_ok=True)
+        for path in self.folder.glob("*.rejects.jsonl"):
+            if path.name.removesuffix(".rejects.jsonl") not in done:
+                path.unlink(missing_ok=True)
+        known = {shard.name for record in done.values() for shard in record.shards.values()}
+        for split in ("train", "val"):
+            for path in (self.store / split).glob("shard-*"):
+                if path.name.endswith(".tmp") or f"{split}/{path.name.split('.')[0]}" not in known:
+                    path.unlink(missing_ok=True)
+
+    def sweep_own(self) -> None:
+        """Remove the temporary files and spooled text of this rank's attempts."""
+        owner = self.share.name
+        for path in (self.folder / "spool").glob(f"{owner}-*"):
+            shutil.rmtree(path, ignore_errors=True)
+        for folder in (self.folder, self.store / "train", self.store / "val"):
+            for path in folder.glob(f"*.{owner}-*.tmp"):
+                path.unlink(missing_ok=True)
+
+    def sweep_finished(self) -> None:
+        """Remove the leftovers of a run that was killed after it wrote the manifest."""
+        self.remove()
+        for path in self.store.glob("*.tmp"):
+            path.unlink(missing_ok=True)
+        sweep_locks(self.store)
+
+    def remove(self) -> None:
+        """Remove the journal of a finished run, also from the bucket."""
+        if self.mirror is not None:
+            self.mirror.remove_orphans()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+EntryT = TypeVar("EntryT", bound=msgspec.Struct)
+
+
+def _read(path: Path, kind: type[EntryT]) -> EntryT | None:
+    """Read an entry; None if it is missing or damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None

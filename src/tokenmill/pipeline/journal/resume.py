@@ -1,0 +1,281 @@
+"""The state of a directory: empty, unfinished or finished, and whether this request may resume it.
+
+A store belongs to one request. The same command resumes it or finds it done. A command with other
+inputs or content flags is refused with the difference named, because a mix of the two would be a
+store that no command asked for.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenmill.engines import Tokenizer
+from tokenmill.errors import StoreError
+from tokenmill.pipeline.counts import Counts
+from tokenmill.pipeline.input_file import InputFile
+from tokenmill.pipeline.journal.journal import Journal, SavedPlan, TaskRecord
+from tokenmill.pipeline.plan.ranks import WHOLE, Share, membership
+from tokenmill.pipeline.plan.tasks import Plan, Stream, Task
+from tokenmill.pipeline.settings import Settings
+from tokenmill.store.manifest import MANIFEST, Manifest, read_manifest
+
+__all__ = ["RunState", "begin_or_resume", "find_finished", "is_same"]
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The plan of a run, and the part of it that earlier attempts have done."""
+
+    manifest: Manifest | None = None
+    """The manifest, if the same request has already finished the store."""
+    plan: Plan = field(default_factory=lambda: Plan([], [], []))
+    """The plan of the whole run."""
+    part: Plan = field(default_factory=lambda: Plan([], [], []))
+    """The tasks and streams of this process's rank."""
+    done: dict[str, TaskRecord] = field(default_factory=dict)
+    """The finished tasks of `part`."""
+    ended_streams: dict[int, list[int]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def remaining(self) -> tuple[list[Task], list[Stream]]:
+        """Return the tasks and streams of `part` that are left to do."""
+        tasks = [task for task in self.part.tasks if task.name not in self.done]
+        streams = [
+            stream
+            for stream in self.part.streams
+            if stream.input not in self.ended_streams
+            or any(stream.task_name(number) not in self.done for number in self.ended_streams[stream.input])
+        ]
+        return tasks, sorted(streams, key=self.part.place)
+
+    def counts(self) -> Counts:
+        """Count what was done when this attempt began."""
+        total = self.part.size_on_disk(self.part.tasks, self.part.streams)
+        before = total - self.part.size_on_disk(*self.remaining())
+        rejects = sum(sum(record.rejects.values()) for record in self.done.values())
+        return Counts(total, before, before, len(self.done), rejects)
+
+
+def begin_or_resume(
+    journal: Journal,
+    settings: Settings,
+    files: list[InputFile],
+    tokenizer: Tokenizer,
+    cut: Callable[[list[InputFile]], Plan],
+    *,
+    order: dict[str, int] | None = None,
+    overwrite: bool = False,
+    may_discard: bool = False,
+) -> RunState:
+    """Decide what is left to do in a directory and prepare it; `cut` makes the plan if no run has begun there.
+
+    `order` is the `Plan.order` of a resumed run. `may_discard` lets it remove the journal of a different request that
+    finished no task.
+    """
+    store, mirror, share = journal.store, journal.mirror, journal.share
+    if overwrite or (may_discard and journal.exists() and _is_discarded(journal, settings, files)):
+        _erase(store)
+        if mirror is not None:
+            mirror.erase()
+    if mirror is not None:
+        mirror.pull(store)
+    plan = None
+    manifest = find_finished(store, settings, files, share)
+    if manifest is None and not journal.exists():
+        if share.is_whole:
+            journal.clear()
+        elif journal.names() and not journal.exists():
+            raise StoreError(
+                f"{store} holds the rest of a store that was being overwritten; remove it (rm -r {store}), then start "
+                "all ranks again"
+            )
+        plan = cut(files)
+        if not journal.begin(_without_order(settings, plan)):
+            # Another rank saved it first.
+            plan = None
+        # Without locks, another rank may have finished the store between the two checks.
+        manifest = find_finished(store, settings, files, share)
+    if manifest is not None:
+        journal.sweep_finished()
+        return RunState(manifest)
+    if plan is not None:
+        state = RunState(None, plan, share.of(plan))
+    else:
+        state = _resume(journal, settings, files, cut, order or {})
+    tokenizer.save(store / "tokenizer")
+    if mirror is not None:
+        mirror.push_tokenizer(store)
+    return state
+
+
+def _is_discarded(journal: Journal, settings: Settings, files: list[InputFile]) -> bool:
+    """Whether a different request began here and finished no task, so that its journal can be discarded.
+
+    The earlier attempt may have stopped because of a flag that this request changes.
+    """
+    if not journal.share.is_whole or journal.names() or (journal.store / MANIFEST).exists():
+        return False
+    return not is_same(journal.saved_plan(), settings, files)
+
+
+def find_finished(store: Path, settings: Settings, files: list[InputFile], share: Share = WHOLE) -> Manifest | None:
+    """Return the manifest if the store is finished; raise if this request would make a different store."""
+    if not (store / MANIFEST).exists():
+        return None
+    manifest = read_manifest(store)
+    inputs = [(file.path, file.bytes, file.fingerprint) for file in manifest.inputs]
+    _refuse_differences(store, share, manifest.settings, inputs, settings, files, manifest.tokenizer.name)
+    return manifest
+
+
+def is_same(saved: SavedPlan, settings: Settings, files: list[InputFile]) -> bool:
+    """Whether a saved run has these settings and inputs."""
+    return saved.settings == settings.flags() and _identify(saved.plan.inputs) == _identify(files)
+
+
+def _identify(files: list[InputFile]) -> list[tuple[str, int, str]]:
+    return [(file.name, file.bytes, file.fingerprint) for file in files]
+
+
+def _without_order(settings: Settings, plan: Plan) -> SavedPlan:
+    """Drop the order of tasks from a plan, because it does not affect the store."""
+    return SavedPlan(settings.flags(), Plan(plan.inputs, plan.tasks, plan.streams))
+
+
+def _resume(
+    journal: Journal,
+    settings: Settings,
+    files: list[InputFile],
+    cut: Callable[[list[InputFile]], Plan],
+    order: dict[str, int],
+) -> RunState:
+    """Keep the finished tasks, except those of inputs that were modified since and may have other content."""
+    saved = journal.saved_plan()
+    plan, before = saved.plan, saved.plan.inputs
+    _refuse_differences(journal.store, journal.share, saved.settings, _identify(before), settings, files)
+    files = [_reconcile(old, new, journal.share) for old, new in zip(before, files, strict=True)]
+    if any(old.stamp != new.stamp for old, new in zip(before, files, strict=True)):
+        plan = cut(files)
+        journal.amend(_without_order(settings, plan))
+    # Keep the saved tasks: another version of tokenmill might cut the inputs in other places.
+    plan = msgspec.structs.replace(plan, inputs=files, order=order)
+    part = journal.share.of(plan)
+    notes = []
+    done = {}
+    touched: set[int] = set()
+    redone = 0
+    for record in journal.records(membership(part)):
+        if modified := record.modified(files):
+            touched |= modified
+            journal.forget(record)
+            redone += 1
+        elif not journal.is_whole(record):
+            journal.forget(record)
+            notes.append(f"the shards of task {record.name} are damaged or missing; it is done again")
+        else:
+            done[record.name] = record
+    if redone:
+        names = ", ".join(files[number].name for number in sorted(touched)[:3])
+        notes.append(f"{names}: modified since the run began; its {redone} finished tasks are done again")
+    if done:
+        notes.append(f"continuing: {len(done):,} tasks are already done")
+    journal.sweep(done)
+    return RunState(None, plan, part, done, journal.ended_streams(files), tuple(notes))
+
+
+def _reconcile(old: InputFile, new: InputFile, share: Share) -> InputFile:
+    """Give an input with a new modification time its old one if its whole content is known to be the same.
+
+    For a large input, only a sample of the content is compared. A single run repeats the tasks of such an input. Ranks
+    raise an error: with copies of different times, each would discard the tasks of the others again and again.
+    """
+    if old.stamp == new.stamp:
+        return new
+    if not new.is_sampled:
+        return msgspec.structs.replace(new, mtime_ns=old.mtime_ns, origin=old.origin)
+    if share.is_whole:
+        return new
+    if old.origin != new.origin:
+        raise StoreError(
+            f"{new.name} was fetched from {old.origin or 'a file'} when the run began, and from "
+            f"{new.origin or 'a file'} by {share}; name the same revision in the commands of all ranks"
+        )
+    raise StoreError(
+        f"{new.name} has another modification time for {share} than when the run began; copies on several machines "
+        "need the same times (rsync -a, cp -p); if the file was changed, remove the store and start all ranks again"
+    )
+
+
+def _refuse_differences(
+    store: Path,
+    share: Share,
+    before: dict[str, Any],
+    inputs: list[tuple[str, int, str]],
+    settings: Settings,
+    files: list[InputFile],
+    tokenizer: str = "another tokenizer",
+) -> None:
+    """Raise if a run with the settings `before`, those `inputs` and that tokenizer differs from this request."""
+    now = settings.flags()
+    advice = "Use another directory, or --overwrite"
+    if not share.is_whole:
+        advice = f"Use another directory, or remove {store} and start all ranks again"
+    # The task size follows from the sizes of the inputs, so a difference in the inputs is reported first.
+    differing = [flag for flag in now if before.get(flag) != now[flag] and flag != "task-bytes"]
+    for flag in differing:
+        old, value = before.get(flag), now[flag]
+        if flag == "tokenizer":
+            raise StoreError(
+                f"{store} was tokenized with {tokenizer} ({str(old)[:6]}); this run's tokenizer is another "
+                f"one ({str(value)[:6]}). {advice}"
+            )
+        raise StoreError(f"{store} was made with --{flag} {_show(old)}; this run has {_show(value)}. {advice}")
+    names_before = [name for name, _, _ in inputs]
+    names_now = [file.name for file in files]
+    if names_before != names_now:
+        all_before, all_now = set(names_before), set(names_now)
+        gone = [name for name in names_before if name not in all_now]
+        added = [name for name in names_now if name not in all_before]
+        difference = f"without {gone[0]}" if gone else f"with {added[0]} added" if added else "in another order"
+        raise StoreError(
+            f"{store} was made from {len(names_before)} inputs; this run has {len(names_now)}, {difference}. {advice}"
+        )
+    for (name, size, fingerprint), file in zip(inputs, files, strict=True):
+        if size != file.bytes:
+            raise StoreError(f"{name} had {size} bytes when {store} was begun and has {file.bytes} now. {advice}")
+        if fingerprint != file.fingerprint:
+            raise StoreError(f"{name} has other content than when {store} was begun, at the same size. {advice}")
+    old, value = before.get("task-bytes"), now["task-bytes"]
+    if old != value:
+        raise StoreError(f"{store} was made with --task-bytes {old}; this run has {value}. {advice}")
+
+
+def _show(value: Any) -> str:
+    return "not set" if value is None else repr(value) if isinstance(value, str) else str(value)
+
+
+def _erase(store: Path) -> None:
+    """Remove a store, the manifest first, so that an interrupted removal leaves nothing that looks finished.
+
+    The journal is removed last: a directory without journal or manifest would not count as a token store.
+    """
+    journal = store / ".tasks"
+    if any((store / name).exists() for name in (MANIFEST, ".tasks")):
+        journal.mkdir(exist_ok=True)
+    (journal / "plan.json").unlink(missing_ok=True)
+    for name in (MANIFEST, "run.json", "rejects.jsonl"):
+        (store / name).unlink(missing_ok=True)
+    for split in ("train", "val"):
+        for path in (store / split).glob("shard-*"):
+            path.unlink()
+        with suppress(OSError):
+            (store / split).rmdir()
+    shutil.rmtree(store / "tokenizer", ignore_errors=True)
+    shutil.rmtree(journal, ignore_errors=True)

@@ -1,0 +1,90 @@
+"""The number of workers and the memory of each, from the cores and the memory budget.
+
+Memory is bounded by construction: a worker holds about one megabyte of text at a time, and it
+recycles its engine when the engine's cache outgrows the worker's share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenmill.errors import UsageError
+from tokenmill.executors.base import Executor
+from tokenmill.formatting import format_bytes
+from tokenmill.machine import available_memory, usable_cores
+from tokenmill.pipeline.request import Request
+
+__all__ = ["Budget", "Needs", "make_budget", "make_cluster_budget"]
+
+FREE_SHARE = 0.6
+CACHE_MARGIN = 0.66
+"""A worker recycles its engine when it has grown to this part of its share; the rest is for long documents."""
+
+
+class Needs:
+    """The memory of the processes of a run, measured with tokenizers of 0.4 to 33 MB, plus a margin.
+
+    The parent and the fork server hold the tokenizer in several forms. The gate holds the engine and its reference.
+    Workers share the fork server's memory and need room for a useful cache.
+    """
+
+    def __init__(self, tokenizer_bytes: int) -> None:
+        self.parent = 120_000_000 + 22 * tokenizer_bytes
+        self.worker = 200_000_000 + 6 * tokenizer_bytes
+        self.gate = 90_000_000 + 28 * tokenizer_bytes
+
+    def total(self, num_workers: int) -> int:
+        """Memory of the whole run if the gate runs before the tasks."""
+        return self.parent + max(num_workers * self.worker, self.gate)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The workers and the memory of a run."""
+
+    num_workers: int
+    memory_bytes: int
+    worker_bytes: int
+    gate_beside_tasks: bool
+    """Whether there is enough memory to run the parity gate at the same time as the first tasks."""
+
+
+def make_budget(request: Request, tokenizer_bytes: int) -> Budget:
+    """Divide cores and memory among workers; raise if `--memory` is too small."""
+    needs = Needs(tokenizer_bytes)
+    memory = request.memory_bytes()
+    budget = memory if memory is not None else int(available_memory() * FREE_SHARE)
+    if request.workers != "auto":
+        workers = request.workers
+    else:
+        workers = max(1, min(usable_cores(), (budget - needs.parent) // needs.worker))
+    if memory is not None and budget < needs.total(workers):
+        raise UsageError(
+            f"--memory {request.memory} is too small for {workers} worker{'s' if workers > 1 else ''} with this "
+            f"tokenizer: it needs {format_bytes(needs.total(workers))}"
+        )
+    share = int((budget - needs.parent) / workers * CACHE_MARGIN)
+    return Budget(workers, budget, share, needs.parent + needs.worker * workers + needs.gate <= budget)
+
+
+def make_cluster_budget(request: Request, tokenizer_bytes: int, cluster: Executor) -> Budget:
+    """Decide how many tasks run on a cluster at once, and how much memory each requests from its machine."""
+    least = Needs(tokenizer_bytes).total(1)
+    capacity = cluster.capacity(least)
+    memory = request.memory_bytes()
+    workers = max(1, capacity.num_calls) if request.workers == "auto" else request.workers
+    if memory is not None and request.workers == "auto":
+        workers = max(1, min(workers, memory // (cluster.memory_per_call or least)))
+    each = cluster.memory_per_call
+    if each is None:
+        each = memory // workers if memory is not None else max(least, int(capacity.memory_bytes * FREE_SHARE))
+    if each < least:
+        raise UsageError(
+            f"{format_bytes(each)} of memory are too little for a task with this tokenizer: it needs "
+            f"{format_bytes(least)}; raise --memory, or memory_per_task, or lower --workers"
+        )
+    if not cluster.may_grow and cluster.capacity(each).num_calls == 0:
+        raise UsageError(
+            f"this machine has no room for a task that asks for {format_bytes(each)} of memory; ask for less"
+        )
+    return Budget(workers, each * workers, int(each * CACHE_MARGIN), gate_beside_tasks=False)

@@ -1,0 +1,76 @@
+"""Resolve and check a request before the run writes anything: its inputs, tokenizer and engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.arguments import is_remote
+from tokenmill.display import Display
+from tokenmill.engines import EngineChoice, SpecialTokens, Tokenizer, choose, load_tokenizer
+from tokenmill.inputs import expand_inputs, text_key_of
+from tokenmill.pipeline.input_file import InputFile, inspect_inputs
+from tokenmill.pipeline.plan.ranks import WHOLE, Share, find_share
+from tokenmill.pipeline.request import Request
+from tokenmill.pipeline.settings import Settings
+
+__all__ = ["Prepared", "prepare"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked request with its tokenizer, engine and input files."""
+
+    request: Request
+    tokenizer: Tokenizer
+    choice: EngineChoice
+    files: list[InputFile]
+    settings: Settings
+    share: Share = WHOLE
+    weights: tuple[float, ...] = ()
+    """For a sample of the inputs: how many times its own size each file represents."""
+
+    @property
+    def tokenizer_bytes(self) -> int:
+        """The size of the tokenizer's main file, from which the memory of engines is estimated."""
+        return len(self.tokenizer.files[self.tokenizer.main_file])
+
+
+def prepare(
+    request: Request,
+    display: Display | None = None,
+    *,
+    on_engine: Callable[[Tokenizer, str, SpecialTokens], None] | None = None,
+    is_sample: bool = False,
+) -> Prepared:
+    """Find and check everything that a request names, without writing to the store.
+
+    Fetching remote inputs may take hours, so everything else is checked first. A sample fetches only a few of them.
+    `on_engine` is called with tokenizer, engine and the reading of special tokens as soon as they are known.
+    """
+    share = find_share(request.rank, request.world_size, os.environ)
+    tokenizer = load_tokenizer(request.tokenizer)
+    specials = request.policy(tokenizer).special_tokens
+    choice = choose(tokenizer, request.engine, specials)
+    if on_engine is not None:
+        on_engine(tokenizer, choice.engine, specials)
+    options = request.reading()
+    # With --whole-files or an explicit --format, documents are not counted by the format that a name implies, so the
+    # limit cannot decide which files to fetch.
+    limit = request.limit if request.format == "auto" and not request.whole_files else None
+    inputs = expand_inputs(request.inputs, display, limit, is_sample=is_sample)
+    # The store may be inside an input directory, and its own files are no inputs.
+    store, paths = request.out.rstrip("/"), [item.path for item in inputs]
+    if not is_remote(store):
+        store, *paths = (str(Path(path).absolute()) for path in (store, *paths))
+    inputs = [item for item, path in zip(inputs, paths, strict=True) if not path.startswith(f"{store}/")] or inputs
+    if not options.record_keys:
+        request = msgspec.structs.replace(request, text_key=text_key_of(inputs, request.text_key, display))
+        options = request.reading()
+    files = inspect_inputs(inputs, request.format, options)
+    weights = tuple(item.weight for item in inputs) if is_sample else ()
+    return Prepared(request, tokenizer, choice, files, request.settings(tokenizer, files), share, weights=weights)

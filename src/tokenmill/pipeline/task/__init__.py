@@ -1,0 +1,1 @@
+"""One task: read a span of text, encode it, write shards."""

@@ -1,0 +1,193 @@
+"""The output of one task: shards, rejects and counts, made durable before they are renamed into place."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tokenmill.errors import DataError
+from tokenmill.files import sync_directory
+from tokenmill.pipeline.input_file import InputFile
+from tokenmill.pipeline.job import Job
+from tokenmill.pipeline.journal.journal import Journal, StoredReject, TaskRecord
+from tokenmill.pipeline.plan.tasks import Task
+from tokenmill.remote.paths import InputPath, input_path
+from tokenmill.store.shard import ShardWriter
+from tokenmill.supervision.masks import Weights
+from tokenmill.text_batch import IntArray, Reject, TextBatch, encode_texts
+
+__all__ = ["TaskOutput", "publish_task"]
+
+
+class TaskOutput:
+    """The shards, rejects and counts of one task: appended to, finished, then published."""
+
+    def __init__(self, job: Job, journal: Journal, task: Task, dtype: str, run: str) -> None:
+        self._job = job
+        self._journal = journal
+        self._task = task
+        self._dtype = dtype
+        self.run = run
+        self._writers: dict[str, ShardWriter] = {}
+        self._rejects: Counter[str] = Counter()
+        self._reject_file: Any = None
+        self._num_documents = 0
+        self._num_lines = 0
+        self._num_bytes = 0
+        self.num_parsed = 0
+
+    def append(
+        self,
+        input: int,
+        batch: TextBatch,
+        tokens: IntArray,
+        lengths: npt.NDArray[np.int32],
+        weights: Weights | None = None,
+    ) -> None:
+        """Write a batch of encoded documents to the shards of their splits."""
+        self._num_documents += len(batch.texts)
+        self._num_lines += batch.num_lines
+        self._num_bytes += batch.num_bytes
+        inputs = np.full(len(lengths), input, np.int32)
+        if not batch.texts:
+            return
+        if self._job.settings.val_fraction == 0.0:
+            self._writer("train").append(
+                tokens, lengths, inputs=inputs, positions=batch.positions, kept=batch.kept, weights=weights
+            )
+            return
+        validation = self._find_validation(batch.texts)
+        for split, which in (("train", ~validation), ("val", validation)):
+            if which.any():
+                chosen = np.repeat(which, lengths)
+                self._writer(split).append(
+                    tokens[chosen],
+                    lengths[which],
+                    inputs=inputs[which],
+                    positions=batch.positions[which],
+                    kept=batch.kept and list(compress(batch.kept, which)),
+                    weights=weights[chosen] if weights is not None else None,
+                )
+
+    def reject(self, input: int, reject: Reject) -> None:
+        """Record a reject, or raise it as an error with --on-error fail."""
+        file = self._job.inputs[input]
+        if self._job.on_error == "fail":
+            raise DataError(file.shown, reject.detail, _describe_place(file, self._task, reject))
+        self._rejects[reject.reason] += reject.num_documents
+        if self._reject_file is None:
+            path = Path(f"{self._journal.rejects_path(self._task.name)}.{self.run}.tmp")
+            self._reject_file = path.open("wb")
+        line = reject.line + self._task.first_line if reject.line >= 0 else -1
+        stored = StoredReject(input=input, **(msgspec.structs.asdict(reject) | {"line": line}))
+        self._reject_file.write(msgspec.json.encode(stored) + b"\n")
+
+    def reject_damage(self, damage: str) -> None:
+        """Record that the stream is damaged after the last document of this task."""
+        line = self._num_lines if self._job.settings.reading.separator is None else -1
+        self.reject(self._task.input, Reject(self._task.spans[0].stop or 0, line, "damaged", damage))
+
+    def finish(self, num_rerouted: int) -> None:
+        """Make all files durable under temporary names, release the buffers, and make the journal entry, `record`."""
+        shards = {split: writer.finish() for split, writer in self._writers.items()}
+        if self._reject_file is not None:
+            self._reject_file.flush()
+            os.fsync(self._reject_file.fileno())
+            self._reject_file.close()
+        self.record = TaskRecord(
+            name=self._task.name,
+            input=self._task.input,
+            number=self._task.number,
+            inputs=[span.input for span in self._task.spans],
+            stamps=[self._job.inputs[span.input].stamp for span in self._task.spans],
+            shards=shards,
+            num_documents_in=self._num_documents + sum(self._rejects.values()),
+            num_bytes=self._num_bytes,
+            rejects=dict(sorted(self._rejects.items())),
+            num_lines=self._num_lines,
+            counts_lines=self._task.spool is None and len(self._task.spans) == 1,
+            num_rerouted=num_rerouted,
+            num_parsed=self.num_parsed,
+        )
+
+    def publish(self) -> None:
+        """Rename the files into place and write the journal entry."""
+        publish_task(self._journal, self.record, self.run)
+
+    def discard(self) -> None:
+        """Remove the temporary files of a task that failed."""
+        for writer in self._writers.values():
+            writer.discard()
+        if self._reject_file is not None:
+            self._reject_file.close()
+            Path(self._reject_file.name).unlink(missing_ok=True)
+
+    def _find_validation(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Return a mask of the documents in the validation split; it depends on their text and on --seed."""
+        settings = self._job.settings
+        bound = int(settings.val_fraction * 2**64)
+        digest = xxhash.xxh3_64_intdigest
+        return np.array([digest(text, settings.seed) < bound for text in encode_texts(texts)])
+
+    def _writer(self, split: str) -> ShardWriter:
+        if split not in self._writers:
+            settings, beside = self._job.settings, []
+            if settings.supervision is not None:
+                beside = [".mask"] if settings.supervision.weight_key is None else [".mask", ".weight"]
+            self._writers[split] = ShardWriter(
+                Path(self._job.store),
+                f"{split}/shard-{self._task.name}",
+                dtype=self._dtype,
+                keep_keys=settings.reading.keep_keys,
+                run=self.run,
+                beside=beside,
+            )
+        return self._writers[split]
+
+
+def publish_task(journal: Journal, record: TaskRecord, run: str) -> None:
+    """Rename the files of a finished task into place and write its journal entry.
+
+    `run` is the suffix of their temporary names. A process may publish files that another process made.
+    """
+    for shard in record.shards.values():
+        for suffix in shard.files:
+            path = f"{journal.store / shard.name}{suffix}"
+            os.replace(f"{path}.{run}.tmp", path)  # noqa: PTH105
+    for split in record.shards:
+        sync_directory(journal.store / split)
+    if record.rejects:
+        path = str(journal.rejects_path(record.name))
+        os.replace(f"{path}.{run}.tmp", path)  # noqa: PTH105
+    journal.commit(record)
+
+
+def _describe_place(file: InputFile, task: Task, reject: Reject) -> str | None:
+    """Describe the position of a reject in its input, counted from 1; in bytes if documents are not lines."""
+    if file.format == "parquet":
+        return f"row {reject.position + 1}" if reject.line >= 0 else None
+    if reject.line < 0:
+        return f"byte {reject.position}"
+    span = task.spans[0]
+    number = task.first_line + reject.line
+    if task.spool is None and len(task.spans) == 1 and span.start > 0:
+        number = _count_line_ends(input_path(file.path), reject.position)
+    return f"{'element' if file.format == 'json' else 'line'} {number + 1}"
+
+
+def _count_line_ends(path: InputPath, stop: int) -> int:
+    count = 0
+    with path.open("rb", buffering=0) as file:
+        while stop > 0 and (data := file.read(min(stop, 1 << 22))):
+            count += data.count(b"\n")
+            stop -= len(data)
+    return count

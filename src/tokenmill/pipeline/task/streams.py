@@ -1,0 +1,282 @@
+"""Cut a stream into tasks while it is read front to back; the text of each goes to a file of its own.
+
+On a shared disk these are spool files: one process reads the stream, and others tokenize its tasks. A task holds the
+documents that start in its `task_bytes` of the stream, as a range of a plain file would, so tasks are the same whether
+an input is compressed or not. The cutter must keep pace with decompression: it searches for a delimiter only next to a
+cut, and counts lines without locating them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+
+from tokenmill.compression import ByteStream, DamagedInput
+from tokenmill.errors import StoreError
+from tokenmill.files import open_stream
+from tokenmill.pipeline.input_file import InputFile, Render, Span, TextStream
+from tokenmill.pipeline.job import Job
+from tokenmill.pipeline.plan.tasks import Stream, Task
+from tokenmill.readers import delimited_reader_for
+from tokenmill.readers.base import BLOCK_BYTES, ReadOptions
+from tokenmill.text_batch import TextBatch
+
+__all__ = [
+    "CutSpan",
+    "create_spool",
+    "cut_stream",
+    "cut_tasks",
+    "read_spool",
+    "reclaim_files",
+    "release_file",
+    "take_file",
+]
+
+LOOK_SECONDS = 0.005
+
+
+def cut_tasks(job: Job, stream: Stream, slot: Callable[[int], Path | None]) -> Iterator[tuple[int, Task | None, float]]:
+    """Yield the tasks of a stream with their numbers and the seconds that it took to read each.
+
+    `slot` returns the file for the text of a task; if it returns None, the task is skipped and None is yielded instead.
+    """
+    with closing(TextStream(job.inputs[stream.input], job.settings.reading, stop=stream.stop)) as text:
+        yield from _cut_text(job, stream, text, slot)
+
+
+def _cut_text(
+    job: Job, stream: Stream, text: TextStream, slot: Callable[[int], Path | None]
+) -> Iterator[tuple[int, Task | None, float]]:
+    slots: dict[int, Path] = {}
+
+    def sink(number: int) -> BinaryIO | None:
+        path = slot(number)
+        if path is None:
+            return None
+        slots[number] = path
+        return path.open("r+b" if path.exists() else "w+b", buffering=0)
+
+    consumed, reported = 0, 0.0
+    for cut in cut_stream(text, delimiter=text.reader.delimiter, task_bytes=job.settings.task_bytes, sink=sink):
+        size, consumed = text.consumed - consumed, text.consumed
+        if cut.damage is not None and cut.number not in slots and (empty := sink(cut.number)) is not None:
+            # Damage right at a cut, or at the very start, has no text, but a task must report it.
+            empty.truncate(0)
+            empty.close()
+        path = slots.pop(cut.number, None)
+        seconds, reported = text.seconds - reported, text.seconds
+        if path is None:
+            yield cut.number, None, seconds
+            continue
+        task = Task(
+            input=stream.input,
+            number=cut.number,
+            spans=[Span(stream.input, cut.start, cut.stop)],
+            bytes=size,
+            spool=str(path),
+            first_line=cut.first_line,
+            damage=cut.damage,
+        )
+        yield cut.number, task, seconds
+
+
+def read_spool(file: InputFile, task: Task, options: ReadOptions, render: Render | None = None) -> Iterator[TextBatch]:
+    """Read the documents of a task whose text the reader of a stream has written to a file."""
+    assert task.spool is not None
+    reader = delimited_reader_for(file.format, options)
+    with open_stream(Path(task.spool), "none") as stream:
+        batches = reader.read_stream(stream, position=task.spans[0].start)
+        yield from batches if render is None else map(render, batches)
+
+
+def create_spool(folder: Path, num_files: int) -> None:
+    """Create the files that carry the text of streams from one process to others, all of them free.
+
+    Their number is fixed, which bounds their disk space and page cache. They are reused, so the system need not
+    allocate the pages again. A file's name shows its owner: `free-3`, or the stream whose text it holds.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(num_files):
+        (folder / f"free-{number}").touch()
+
+
+def take_file(folder: Path, stream: str) -> Path:
+    """Take a free file for a stream by renaming it; wait if none is free."""
+    while True:
+        for path in folder.glob("free-*"):
+            mine = path.with_name(f"{stream}-{path.name.removeprefix('free-')}")
+            try:
+                path.rename(mine)
+            except FileNotFoundError:
+                # Another reader was faster.
+                continue
+            return mine
+        if not folder.exists():
+            # Without locks, a second process of the same rank may have swept it away.
+            raise StoreError(f"{folder} was removed by another run; let one run at a time work on a store")
+        time.sleep(LOOK_SECONDS)
+
+
+def release_file(path: Path) -> None:
+    """Free a file after its text was tokenized."""
+    path.rename(path.with_name(f"free-{path.name.rpartition('-')[2]}"))
+
+
+def reclaim_files(folder: Path, stream: str, in_use: Collection[str | None]) -> None:
+    """Free the files that a dead reader of a stream had taken and not handed on."""
+    for path in folder.glob(f"{stream}-*"):
+        if str(path) not in in_use:
+            release_file(path)
+
+
+class CutSpan(msgspec.Struct, frozen=True):
+    """Bytes `start` to `stop` of a stream: the whole documents that start in span `number`."""
+
+    number: int
+    start: int
+    stop: int
+    first_line: int
+    num_lines: int
+    damage: str | None = None
+    """Why the stream ends here; the span does not include the truncated document."""
+
+
+def cut_stream(
+    stream: ByteStream, *, delimiter: bytes, task_bytes: int, sink: Callable[[int], BinaryIO | None]
+) -> Iterator[CutSpan]:
+    """Cut a stream so that span k holds the documents that start in bytes `[k, k + 1) * task_bytes`.
+
+    The bytes of span k go to the unbuffered file `sink(k)`, which is closed with exactly their
+    length before the span is yielded. If `sink` returns None, they are skipped. Spans inside one
+    huge document are empty and are left out. Without a delimiter there is a single span.
+    """
+    cutter = _StreamCutter(delimiter, task_bytes, sink)
+    damage: str | None = None
+    try:
+        while True:
+            try:
+                data = stream.read(BLOCK_BYTES)
+            except DamagedInput as error:
+                damage = error.reason
+                break
+            if not data:
+                break
+            yield from cutter.take(data)
+        last = cutter.finish(damage)
+        if last is not None:
+            yield last
+    finally:
+        cutter.close()
+
+
+class _StreamCutter:
+    """The span that is being written, and the state that is needed to find its end."""
+
+    def __init__(self, delimiter: bytes, task_bytes: int, sink: Callable[[int], BinaryIO | None]) -> None:
+        self._delimiter = delimiter
+        self._task_bytes = task_bytes
+        self._sink = sink
+        self._file: BinaryIO | None = None
+        self._position = 0
+        self._start = 0
+        self._first_line = 0
+        self._num_lines = 0
+        self._last_end = 0
+        """Where the last delimiter ended; damage after it truncates a document."""
+        self._seam = b""
+        """The last bytes before `position`, in which a delimiter may have begun."""
+
+    @property
+    def _number(self) -> int:
+        return self._start // self._task_bytes if self._delimiter else 0
+
+    def take(self, data: bytes) -> Iterator[CutSpan]:
+        """Write the next bytes, and yield each span that ends in them."""
+        end = self._position + len(data)
+        while self._delimiter and end >= (cut := (self._number + 1) * self._task_bytes):
+            offset = self._find_end(data, cut)
+            if offset is None:
+                break
+            self._write(data[:offset])
+            data = data[offset:]
+            yield self._end_span(self._position)
+        if data:
+            self._write(data)
+
+    def _find_end(self, data: bytes, cut: int) -> int | None:
+        """Find the end, in `data`, of the first delimiter that ends at or after `cut`."""
+        size = len(self._delimiter)
+        window = self._seam + data
+        least = cut - size - (self._position - len(self._seam))
+        found = window.find(self._delimiter, max(0, least) if size == 1 else 0)
+        while 0 <= found < least:
+            # Search one by one: where a delimiter can overlap itself, each match depends on all matches before.
+            found = window.find(self._delimiter, found + size)
+        return None if found < 0 else found + size - len(self._seam)
+
+    def _write(self, data: bytes) -> None:
+        if self._position == self._start:
+            self._file = self._sink(self._number)
+        if self._file is not None:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        if self._delimiter:
+            self._count(data)
+        self._position += len(data)
+
+    def _count(self, data: bytes) -> None:
+        """Count the delimiters that end in `data`, and remember where the last one ends."""
+        if len(self._delimiter) == 1:
+            num_ends = _count_byte(data, self._delimiter)
+            num_after = len(data) - 1 - data.rfind(self._delimiter)
+        else:
+            pieces = (self._seam + data).split(self._delimiter)
+            num_ends = len(pieces) - 1
+            num_after = len(pieces[-1])
+            self._seam = pieces[-1][-len(self._delimiter) + 1 :]
+        self._num_lines += num_ends
+        if num_ends:
+            self._last_end = self._position + len(data) - num_after
+
+    def _end_span(self, stop: int, damage: str | None = None) -> CutSpan:
+        span = CutSpan(self._number, self._start, stop, self._first_line, self._num_lines, damage)
+        if self._file is not None:
+            self._file.truncate(stop - self._start)
+        self.close()
+        self._start = self._last_end = stop
+        self._first_line += self._num_lines
+        self._num_lines = 0
+        return span
+
+    def finish(self, damage: str | None) -> CutSpan | None:
+        """Return the last span, if it is not empty or there is damage to report."""
+        if damage is not None:
+            return self._end_span(max(self._last_end, self._start), damage)
+        if self._position == self._start:
+            return None
+        if self._last_end < self._position:
+            self._num_lines += 1
+        return self._end_span(self._position)
+
+    def close(self) -> None:
+        """Close the current file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _count_byte(data: bytes, byte: bytes) -> int:
+    """Count a byte at 6 to 13 GB/s; `bytes.count` reaches 3."""
+    if data.count(byte, 0, 8192) > 16:
+        return int(np.count_nonzero(np.frombuffer(data, np.uint8) == byte[0]))
+    count, at = 0, data.find(byte)
+    while at >= 0:
+        count, at = count + 1, data.find(byte, at + 1)
+    return count

@@ -1,0 +1,1 @@
+"""Which process runs which task, and what the user sees of it."""

@@ -1,0 +1,378 @@
+"""Which call runs next, and what to do when something happens to one: every core stays busy until the plan is done.
+
+Each task is a call, the largest first; so is the parity gate, and so is reading a stream, a large input that can only
+be read front to back. The executor decides where calls run and retries those that are lost. Two things depend on it:
+
+- Where its processes share our disk, one call reads a stream and hands on the text of each task in a spool file;
+  elsewhere several calls read the stream, and each tokenizes a part of its tasks.
+- Where they do, the first tasks run beside the parity gate if memory allows. They are published here when it has
+  passed; until then no more are started, because a kill would lose them. Elsewhere tasks start after the gate.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.errors import DataError, TokenmillError
+from tokenmill.executors.base import Answer, Call, CallEvent, Executor, Lost, Note, Started
+from tokenmill.pipeline.counts import Counts
+from tokenmill.pipeline.job import Job
+from tokenmill.pipeline.journal.journal import Journal, TaskRecord
+from tokenmill.pipeline.journal.resume import RunState
+from tokenmill.pipeline.plan.budget import Budget
+from tokenmill.pipeline.plan.tasks import Stream, Task
+from tokenmill.pipeline.request import Request
+from tokenmill.pipeline.task.output import publish_task
+from tokenmill.pipeline.task.parity import GateResult
+from tokenmill.pipeline.task.streams import create_spool, reclaim_files, release_file
+from tokenmill.pipeline.workers.messages import (
+    CutStream,
+    Failed,
+    Order,
+    Report,
+    RunGate,
+    RunStream,
+    RunTask,
+    decode_answer,
+    decode_note,
+    encode,
+)
+from tokenmill.pipeline.workers.room import Room
+from tokenmill.pipeline.workers.worker import RUN_CALL, share_job
+
+__all__ = ["Scheduler"]
+
+WAIT_SECONDS = 0.2
+MOST_PARTS = 8
+"""The most parts of a stream. Each part reads all of it, which takes a fifth of the time of tokenizing it."""
+SEEN_SECONDS = 60.0
+"""How long shared storage may take to show the files of another machine."""
+NOTHING = Report()
+
+
+@dataclass(eq=False)
+class Item:
+    """A call as the run sees it: what it is for, and how much of it has been counted."""
+
+    name: str
+    input: str
+    order: Order
+    disk_bytes: int = 0
+    credit: int = 0
+    """How many of its bytes count as done."""
+    worker: str | None = None
+    """The process that runs it."""
+    report: Report = NOTHING
+    num_tasks: int = 0
+    """How many tasks its lost attempts had published."""
+    num_tasks_at_loss: int = 0
+
+    @property
+    def description(self) -> str:
+        """What it does, for messages."""
+        if isinstance(self.order, RunGate):
+            return "comparing the engine with its reference"
+        verb = f"task {self.name} of" if isinstance(self.order, RunTask) else "reading"
+        return f"{verb} {self.input}"
+
+
+class Scheduler:
+    """Runs the tasks of a plan that are not done yet."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        job: Job,
+        state: RunState,
+        journal: Journal,
+        request: Request,
+        budget: Budget,
+        *,
+        gate_passed: Callable[[GateResult], None],
+        observe: Callable[[Counts], None] = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._executor = executor
+        self._shares_disk = executor.shares_disk
+        self._job = job
+        self._state = state
+        self._plan = state.part
+        self._journal = journal
+        self._budget = budget
+        self._max_errors = request.max_errors
+        self._gate_passed = gate_passed
+        self._observe = observe
+        self._say = say
+        self._context = b""
+        self._call_memory = budget.memory_bytes // budget.num_workers
+        self._starts_early = budget.gate_beside_tasks and self._shares_disk and journal.mirror is None
+        most = None if request.workers == "auto" else budget.num_workers
+        self._room = None if self._shares_disk else Room(executor, self._call_memory, most, say)
+        self.counts = state.counts()
+        self._pending: list[tuple[tuple[int, ...], str, Item]] = []
+        self._cuts: deque[Item] = deque()
+        self._known_cuts: set[str] = set()
+        self._streams: deque[Stream] = deque()
+        self._items: dict[str, Item] = {}
+        """Calls that the executor has."""
+        self._num_readers = self._num_started = 0
+        self._is_gate_open = False
+        self._unpublished: list[tuple[TaskRecord, str]] = []
+        self._at: dict[str, Item] = {}
+        """The call that each process started last."""
+        self._memory: dict[str, int] = {}
+        self._entered: list[str] = []
+
+    def run(self) -> None:
+        """Finish the plan; return when every task is in the journal."""
+        if not self._shares_disk:
+            self._job = msgspec.structs.replace(self._job, store=str(Path(self._job.store).absolute()))
+        self._context = share_job(self._job, shares_disk=self._shares_disk)
+        self._count_rejects(0)
+        self._enqueue(*self._state.remaining())
+        self._submit(Item("the parity gate", "", RunGate()))
+        while self._items or self._pending or self._cuts or self._streams:
+            self._fill()
+            for event in self._executor.wait(WAIT_SECONDS):
+                self._on_event(event)
+            if self._room is not None:
+                self._room.check(self._items, is_busy=self._num_started > 0)
+            if self._is_gate_open:
+                self._observe(self.counts)
+        if not self._shares_disk:
+            self._wait_for_entries()
+        self._observe(self.counts)
+
+    # Which call is next.
+
+    def _enqueue(self, tasks: list[Task], streams: list[Stream]) -> None:
+        plan = self._plan
+        work: list[tuple[int, Task | Stream, Item]] = []
+        for task in tasks:
+            item = Item(task.name, plan.inputs[task.input].name, RunTask(task, False), task.bytes)
+            work.append((plan.weigh(task), task, item))
+        if self._shares_disk:
+            self._streams.extend(streams)
+            if streams:
+                create_spool(self._journal.spool, self._budget.num_workers + 2)
+        else:
+            total = sum(weight for weight, _, _ in work) + sum(map(plan.weigh, streams))
+            for stream in streams:
+                work += self._divide(stream, total)
+        for weight, piece, item in work:
+            place = plan.place(piece)
+            heapq.heappush(self._pending, (place if plan.order else (-weight, *place), item.name, item))
+
+    def _divide(self, stream: Stream, total: int) -> list[tuple[int, Task | Stream, Item]]:
+        """Divide a stream into as many parts as its share of the work is of the machines, so that none waits for it."""
+        file, weight = self._plan.inputs[stream.input], self._plan.weigh(stream)
+        share = round(weight * self._budget.num_workers / max(1, total))
+        num_parts = max(1, min(MOST_PARTS, share, math.ceil(weight / self._job.settings.task_bytes)))
+        parts: list[tuple[int, Task | Stream, Item]] = []
+        for part in range(num_parts):
+            size = file.bytes * (part + 1) // num_parts - file.bytes * part // num_parts
+            item = Item(f"{stream.name} part {part}", file.name, RunStream(stream, part, num_parts), size)
+            parts.append((weight // num_parts, stream, item))
+        return parts
+
+    def _fill(self) -> None:
+        """Give the executor as many calls as it should have, and start to read streams while processes would idle."""
+        if not self._is_gate_open and not self._starts_early:
+            return
+        limit = self._budget.num_workers if self._room is None else self._room.limit()
+        # Readers of streams, and the gate, run beside the tasks.
+        num_extra = self._num_readers + (not self._is_gate_open)
+        while len(self._items) - num_extra + len(self._unpublished) < limit and (self._cuts or self._pending):
+            self._submit(self._next_item())
+        is_idle = not self._cuts and not self._pending and len(self._items) - num_extra < limit
+        if self._streams and (not self._num_readers or (is_idle and self._num_readers < limit)):
+            stream = self._streams.popleft()
+            self._num_readers += 1
+            self._submit(Item(f"stream {stream.name}", self._plan.inputs[stream.input].name, CutStream(stream)))
+
+    def _next_item(self) -> Item:
+        """Take spooled text first, because it holds a file, unless a reader of the store waits for another task."""
+        if self._cuts and self._pending and self._plan.order:
+            cut = self._cuts[0].order
+            assert isinstance(cut, RunTask)
+            if self._pending[0][0] < self._plan.place(cut.task):
+                return heapq.heappop(self._pending)[2]
+        return self._cuts.popleft() if self._cuts else heapq.heappop(self._pending)[2]
+
+    def _submit(self, item: Item) -> None:
+        if isinstance(item.order, RunTask):
+            item.order = RunTask(item.order.task, publish=self._is_gate_open)
+        is_last = isinstance(item.order, (RunGate, CutStream))
+        self._items[item.name] = item
+        self._executor.submit(Call(item.name, RUN_CALL, self._context, encode(item.order), self._call_memory, is_last))
+
+    # What happens to calls.
+
+    def _on_event(self, event: CallEvent) -> None:
+        item = self._items[event.call.name]
+        if isinstance(event, Started):
+            self._on_start(item, event)
+        elif isinstance(event, Note):
+            message = decode_note(event.data)
+            if isinstance(message, Report):
+                self._count(item, message)
+            else:
+                self._add_cut(message.task)
+        elif isinstance(event, Answer):
+            self._on_answer(item, event.data)
+        else:
+            self._on_loss(item, event)
+
+    def _on_start(self, item: Item, event: Started) -> None:
+        if event.lost is not None:
+            self._take_back(item)
+            self.counts.num_retried += 1
+            self._say(f"{item.description} {event.lost}; trying it again")
+        item.worker = event.place.name or str(event.place)
+        self._num_started += 1
+        if isinstance(item.order, (RunTask, RunStream)):
+            self._at[item.worker] = item
+            self.counts.num_workers += 1
+            self.counts.start_task(item.worker, event.place.pid, item.name, item.input)
+
+    def _leave_worker(self, item: Item) -> None:
+        self._num_started -= 1
+        self.counts.num_workers -= isinstance(item.order, (RunTask, RunStream))
+
+    def _take_back(self, item: Item) -> None:
+        """Uncount what a lost attempt had not published, and forget its process."""
+        if item.worker is not None:
+            self._leave_worker(item)
+            self.counts.workers.pop(item.worker, None)
+            self._set_memory(item.worker, 0)
+        if isinstance(item.order, RunTask):
+            self.counts.done_bytes -= item.credit
+            self.counts.num_rejects -= item.report.work.num_rejects
+            item.credit = 0
+        elif isinstance(item.order, CutStream):
+            orders = [other.order for other in (*self._cuts, *self._items.values())]
+            in_use = {order.task.spool for order in orders if isinstance(order, RunTask)}
+            reclaim_files(self._journal.spool, item.order.stream.name, in_use)
+        item.num_tasks += item.report.num_tasks
+        item.worker, item.report = None, NOTHING
+
+    def _add_cut(self, task: Task) -> None:
+        """Queue a task of a stream, unless an earlier reader of the stream has already delivered it."""
+        assert task.spool is not None
+        if task.name in self._known_cuts:
+            release_file(Path(task.spool))
+            return
+        self._known_cuts.add(task.name)
+        name = self._plan.inputs[task.input].name
+        self._cuts.append(Item(task.name, name, RunTask(task, publish=False), task.bytes))
+
+    def _count(self, item: Item, report: Report) -> None:
+        """Count what is new in a report; a call never counts for more than its size."""
+        counts, before = self.counts, item.report
+        work = report.work.since(before.work)
+        counts.work.add(work)
+        counts.num_recycled += report.num_recycled - before.num_recycled
+        counts.num_tasks_done += report.num_tasks - before.num_tasks
+        credit = min(report.disk_bytes - before.disk_bytes, item.disk_bytes - item.credit)
+        item.credit += credit
+        counts.done_bytes += credit
+        item.report = report
+        if item.worker is not None:
+            if not self._shares_disk:
+                self._set_memory(item.worker, report.memory_bytes)
+            known = counts.workers.get(item.worker)
+            if known is not None and self._at.get(item.worker) is item:
+                known.num_bytes += work.num_bytes
+                known.task = report.task or known.task
+        self._count_rejects(work.num_rejects)
+
+    def _set_memory(self, name: str, size: int) -> None:
+        """Add up the memory of processes on other machines; that of this machine's processes is measured here."""
+        if not self._shares_disk:
+            total = (self.counts.memory_bytes or 0) + size - self._memory.get(name, 0)
+            self.counts.memory_bytes, self._memory[name] = total, size
+
+    def _count_rejects(self, count: int) -> None:
+        self.counts.num_rejects += count
+        if self._max_errors is not None and self.counts.num_rejects > self._max_errors:
+            raise TokenmillError(
+                f"{self.counts.num_rejects} records could not be tokenized, more than --max-errors {self._max_errors}; "
+                "see the reasons with --on-error fail, or raise the limit and run the same command again"
+            )
+
+    def _on_answer(self, item: Item, data: bytes) -> None:
+        message = decode_answer(data)
+        if isinstance(message, Failed):
+            raise _shorten_path(message.to_error())
+        del self._items[item.name]
+        self._leave_worker(item)
+        if isinstance(message, GateResult):
+            self._gate_passed(message)
+            self._is_gate_open = True
+            for record, run in self._unpublished:
+                self._publish(record, run)
+            self._unpublished = []
+            return
+        self._count(item, message.report)
+        self.counts.done_bytes += item.disk_bytes - item.credit
+        if item.worker is not None and self._at.get(item.worker) is item:
+            # Otherwise the process has started its next call already.
+            self.counts.end_task(item.worker)
+        if message.run is not None:
+            self._publish(message.records[0], message.run)
+        elif not self._shares_disk:
+            for record in message.records:
+                self._journal.receive(record)
+                self._entered.append(record.name)
+        if isinstance(item.order, RunTask):
+            if item.order.task.spool is not None:
+                release_file(Path(item.order.task.spool))
+        elif isinstance(item.order, (CutStream, RunStream)):
+            self._num_readers -= isinstance(item.order, CutStream)
+            number = item.order.stream.input
+            self._journal.end_stream(number, message.numbers, self._plan.inputs[number].stamp)
+
+    def _publish(self, record: TaskRecord, run: str) -> None:
+        """Publish a task that was started beside the gate, now or when the gate has passed."""
+        if not self._is_gate_open:
+            self._unpublished.append((record, run))
+            return
+        publish_task(self._journal, record, run)
+        self.counts.num_tasks_done += 1
+
+    def _on_loss(self, item: Item, event: Lost) -> None:
+        """Resume a stream that made progress between two losses; raise otherwise, as the call may kill its process."""
+        self._take_back(item)
+        if isinstance(item.order, RunStream) and item.num_tasks > item.num_tasks_at_loss:
+            item.num_tasks_at_loss = item.num_tasks
+            self._say(f"{item.description} {event.how}; resuming after its last finished task")
+            self._submit(item)
+            return
+        raise TokenmillError(
+            f"{item.description} {event.how}; {event.remedy} and run the same command again to continue"
+        )
+
+    def _wait_for_entries(self) -> None:
+        """Wait until this machine sees the entries that other machines wrote to the journal."""
+        if self._journal.mirror is not None:
+            # Calls that were lost may have entered tasks, too.
+            self._journal.mirror.pull(self._journal.store)
+            return
+        deadline = time.monotonic() + SEEN_SECONDS
+        while not set(self._entered) <= set(self._journal.names()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+
+
+def _shorten_path(error: TokenmillError) -> TokenmillError:
+    """Name the file as a user of this machine finds it."""
+    if isinstance(error, DataError):
+        return DataError(error.path.removeprefix(f"{Path.cwd()}/"), error.reason, error.place)
+    return error

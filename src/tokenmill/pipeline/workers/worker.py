@@ -1,0 +1,315 @@
+"""Carry out one call in a worker process: run the parity gate, tokenize a task, or read a stream.
+
+An order is a few hundred bytes. The job, which is the same for all orders of a run, reaches a process once, and the
+process keeps its engine as long as the job is the same. Every error becomes an answer, so that a run ends with a
+sentence and never with a hang.
+
+On a cluster, processes share at most a directory or a bucket with the run. Each publishes its own tasks there, and
+a stream is read by several calls, which take turns with its tasks: reading costs a fifth of tokenizing, and no text has
+to be passed from one machine to another.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import xxhash
+
+from tokenmill.errors import DataError, TokenmillError
+from tokenmill.executors.base import Post
+from tokenmill.pipeline.counts import Stages
+from tokenmill.pipeline.job import Job
+from tokenmill.pipeline.journal.claim import SHARED, check_claim, claim, wait_for_claim
+from tokenmill.pipeline.journal.finish import package_version
+from tokenmill.pipeline.journal.journal import Journal, TaskRecord
+from tokenmill.pipeline.journal.locks import join_workers
+from tokenmill.pipeline.journal.mirror import JOURNAL, Mirror, scratch_directory
+from tokenmill.pipeline.plan.tasks import Stream, Task
+from tokenmill.pipeline.task.output import TaskOutput
+from tokenmill.pipeline.task.parity import GateResult, run_gate
+from tokenmill.pipeline.task.runner import TaskRunner
+from tokenmill.pipeline.task.streams import cut_tasks, take_file
+from tokenmill.pipeline.workers.engine_cache import EngineCache, Warming, keep_engine
+from tokenmill.pipeline.workers.messages import (
+    Cut,
+    CutStream,
+    Failed,
+    Finished,
+    Order,
+    Report,
+    RunGate,
+    RunStream,
+    decode_order,
+    encode,
+)
+from tokenmill.pipeline.workers.profile import Profile, claim_profile
+from tokenmill.remote.paths import input_path
+from tokenmill.remote.remote_errors import RemoteError
+
+__all__ = ["RUN_CALL", "preload", "run_call", "share_job", "warm"]
+
+RUN_CALL = f"{__name__}:run_call"
+NOTE_SECONDS = 0.25
+FAR_NOTE_SECONDS = 1.0
+"""The interval between two notes of a process on another machine."""
+
+
+class SharedJob(msgspec.Struct, frozen=True):
+    """The context of all calls of a run: the job, and the packages that a process must have in the same version."""
+
+    job: Job
+    shares_disk: bool
+    versions: dict[str, str]
+
+
+def share_job(job: Job, *, shares_disk: bool) -> bytes:
+    """Encode the context of a run's calls. Where no lock reaches its processes, claim the store for them."""
+    context = encode(SharedJob(job, shares_disk, _versions(job.engine)))
+    if not shares_disk:
+        claim(job.mirror or job.store, xxhash.xxh3_128_hexdigest(context))
+    return context
+
+
+def preload(_payload: bytes) -> None:
+    """Import what every worker uses, while the run is still being planned."""
+    import pyarrow.parquet  # noqa: F401
+
+    from tokenmill.engines.gigatoken import return_plain_arrays
+
+    return_plain_arrays()
+
+
+def warm(payload: bytes) -> None:
+    """Load the engine in the fork server; workers forked from it share the memory."""
+    # A worker will meet the same error and report it.
+    with suppress(Exception):
+        keep_engine(msgspec.json.decode(payload, type=Warming))
+
+
+def run_call(post: Post, context: bytes, payload: bytes) -> bytes:
+    """Carry out one order and return the answer, which may be an error."""
+    place = ""
+    try:
+        worker = _find_worker(context)
+        place = worker.place
+        return encode(worker.run(decode_order(payload), post))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise
+    except RemoteError as error:
+        # This machine may lack a permission or a route that another one has.
+        return encode(Failed.from_error(RemoteError(f"{error} (on {socket.gethostname()})"), place))
+    except Exception as error:
+        if not isinstance(error, OSError) and type(error).__module__ == "builtins":
+            traceback.print_exc()
+        return encode(Failed.from_error(error, place))
+
+
+class _Worker:
+    """The state that a process keeps between the calls of one run."""
+
+    def __init__(self, context: bytes) -> None:
+        self.context = context
+        self._digest = xxhash.xxh3_128_hexdigest(context)
+        shared = msgspec.msgpack.decode(context, type=SharedJob)
+        for name, version in _versions(shared.job.engine).items():
+            if version != shared.versions[name]:
+                # Another version could write other bytes.
+                raise TokenmillError(
+                    f"{socket.gethostname()} has {name} {version}, and the machine that started the run "
+                    f"{shared.versions[name]}; install the same version on all machines of the cluster"
+                )
+        self._shares_disk = shared.shares_disk
+        self._note_seconds = NOTE_SECONDS if shared.shares_disk else FAR_NOTE_SECONDS
+        self.place = shared.job.store if shared.shares_disk else shared.job.mirror or shared.job.store
+        self._resources = ExitStack()
+        self.close = weakref.finalize(self, self._resources.close)
+        """Release the store, and remove the files that only this process used; also called when the process ends."""
+        self._job = job = self._take_store(shared.job)
+        mirror = Mirror(job.mirror, job.plan_tag) if job.mirror is not None else None
+        self._journal = Journal(Path(job.store), job.share, job.attempt, mirror)
+        self._engines = EngineCache(job)
+        self._runner: TaskRunner | None = None
+        self._profile: Profile | None = None
+        self._post: Post = lambda _: None
+
+    def _take_store(self, job: Job) -> Job:
+        """Hold the store, or give this process a directory of its own where the store is in a bucket."""
+        if self._shares_disk:
+            self._resources.enter_context(join_workers(Path(job.store), job.share))
+            return job
+        wait_for_claim(self.place, self._digest)
+        if job.mirror is None:
+            return job
+        store = self._resources.enter_context(scratch_directory(job.scratch)) / "store"
+        (store / JOURNAL).mkdir(parents=True)
+        Mirror(job.mirror).pull_tokenizer(store)
+        return msgspec.structs.replace(job, store=str(store))
+
+    def run(self, order: Order, post: Post) -> GateResult | Finished:
+        """Carry out one order."""
+        self._post = post
+        self._posted = time.monotonic()
+        self._task: Task | None = None
+        self._num_tasks = self._disk_bytes = self._engines.num_recycled = 0
+        self._work = Stages()
+        # A process that outlives the run holds the store during a call; others hold it all the time.
+        with nullcontext() if self._shares_disk else self._claimed_store():
+            thresholds = gc.get_threshold()
+            # The records of JSON lines are many objects without cycles: looking for cycles takes a third of reading.
+            gc.set_threshold(1_000_000)
+            try:
+                if isinstance(order, RunGate):
+                    return run_gate(self._job, self._engines.engine)
+                if isinstance(order, CutStream):
+                    return self._cut_stream(order.stream)
+                if isinstance(order, RunStream):
+                    return self._run_stream(order)
+                output = self._tokenize(order.task)
+                record = self._publish(output) if order.publish else output.record
+                return Finished(self._report(), [record], None if order.publish else output.run)
+            finally:
+                gc.set_threshold(*thresholds)
+
+    def _claimed_store(self) -> BinaryIO:
+        check_claim(self.place, self._digest)
+        return join_workers(Path(self._job.store))
+
+    def _cut_stream(self, stream: Stream) -> Finished:
+        """Cut a stream into tasks whose text other processes take from spool files."""
+        numbers = []
+
+        def sink(number: int) -> Path | None:
+            return None if self._is_done(stream.task_name(number)) else take_file(self._journal.spool, stream.name)
+
+        for number, task, seconds in cut_tasks(self._job, stream, sink):
+            numbers.append(number)
+            if task is not None:
+                self._post(encode(Cut(task)))
+            self._count(Stages(decompress=seconds))
+        return Finished(self._report(), [], numbers=numbers)
+
+    def _run_stream(self, order: RunStream) -> Finished:
+        """Tokenize the tasks of a part of a stream one after another; those in the journal are done."""
+        records = []
+        numbers = []
+        with _nameless_file() as text:
+
+            def sink(number: int) -> Path | None:
+                is_mine = number % order.num_parts == order.part
+                return text if is_mine and not self._is_done(order.stream.task_name(number)) else None
+
+            for number, task, seconds in _cut_here(self._job, order.stream, sink):
+                numbers.append(number)
+                self._count(Stages(decompress=seconds))
+                if task is not None:
+                    records.append(self._publish(self._tokenize(task)))
+        return Finished(self._report(), records, numbers=numbers)
+
+    def _is_done(self, name: str) -> bool:
+        if self._shares_disk:
+            # The run has checked the entries of earlier attempts and removed those that are not valid.
+            return self._journal.has_entry(name)
+        record = self._journal.published(name)
+        return record is not None and not record.modified(self._job.inputs)
+
+    def _tokenize(self, task: Task) -> TaskOutput:
+        self._task = task
+        if not self._shares_disk:
+            _check_inputs(self._job, task)
+        if self._runner is None:
+            self._runner = TaskRunner(self._job, self._journal, self._engines.engine, self._engines.relieve)
+            if self._job.profile is not None:
+                self._profile = claim_profile(Path(self._job.profile))
+        with self._profile.running() if self._profile is not None else nullcontext():
+            name = f"{os.getpid():x}" if self._shares_disk else os.urandom(8).hex()
+            return self._runner.run(task, name, self._count)
+
+    def _publish(self, output: TaskOutput) -> TaskRecord:
+        try:
+            if not self._shares_disk:
+                check_claim(self.place, self._digest)
+            output.publish()
+        except BaseException:
+            output.discard()
+            raise
+        self._num_tasks += 1
+        return output.record
+
+    def _count(self, stages: Stages) -> None:
+        """Add up the work, and send a note at intervals."""
+        self._work.add(stages)
+        num_bytes, task = stages.num_bytes, self._task
+        if task is not None and task.spool is not None:
+            # Progress is counted in bytes on disk: text from a stream was decompressed.
+            span = task.spans[0]
+            num_bytes = num_bytes * task.bytes // max(1, (span.stop or 0) - span.start)
+        self._disk_bytes += num_bytes
+        if time.monotonic() - self._posted > self._note_seconds:
+            self._posted = time.monotonic()
+            self._post(encode(self._report()))
+
+    def _report(self) -> Report:
+        task = self._task.name if self._task is not None else ""
+        engines = self._engines
+        return Report(task, self._num_tasks, self._disk_bytes, self._work, engines.num_recycled, engines.memory_bytes)
+
+
+_here = threading.local()
+"""The worker of a process; a thread may stand for one."""
+
+
+def _find_worker(context: bytes) -> _Worker:
+    """Return the worker of a run; close that of an earlier run, with its engine."""
+    worker: _Worker | None = getattr(_here, "worker", None)
+    if worker is None or worker.context != context:
+        if worker is not None:
+            worker.close()
+        # The old engine goes before a new one is loaded.
+        worker = _here.worker = None
+        worker = _here.worker = _Worker(context)
+    return worker
+
+
+def _versions(engine: str) -> dict[str, str]:
+    """Return the versions of the packages that decide the bytes of a store."""
+    return {name: package_version(name) for name in ("tokenmill", "pyarrow", engine)}
+
+
+def _check_inputs(job: Job, task: Task) -> None:
+    for span in task.spans:
+        file = job.inputs[span.input]
+        if not input_path(file.path).exists():
+            raise DataError(file.path, f"is not there on {socket.gethostname()}: {SHARED}")
+
+
+def _cut_here(job: Job, stream: Stream, sink: Callable[[int], Path | None]) -> Iterator[tuple[int, Task | None, float]]:
+    """Cut a stream; a write error names this machine, because the text is on its own disk."""
+    try:
+        yield from cut_tasks(job, stream, sink)
+    except OSError as error:
+        error.filename = error.filename or f"{tempfile.gettempdir()} on {socket.gethostname()}"
+        raise
+
+
+@contextmanager
+def _nameless_file() -> Iterator[Path]:
+    """Open a file on this machine's disk that disappears with the process, even if it is killed."""
+    if sys.platform == "linux":
+        with tempfile.TemporaryFile() as file:
+            yield Path(f"/proc/self/fd/{file.fileno()}")
+    else:
+        with tempfile.NamedTemporaryFile(prefix="tokenmill-") as file:
+            yield Path(file.name)

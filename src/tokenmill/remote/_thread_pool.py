@@ -1,0 +1,80 @@
+"""Pools of daemon threads that never keep a program from ending.
+
+At exit, `concurrent.futures.ThreadPoolExecutor` joins its threads after all calls in its queue, which may be hours of
+downloads. These pools drop their queue and wait a few seconds for calls that are running.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+__all__ = ["submit"]
+
+EXIT_SECONDS = 5.0
+_pools: dict[str, _DaemonPool] = {}
+_lock = threading.Lock()
+
+
+def submit(name: str, num_threads: int, call: Callable[[], Any]) -> Future[Any]:
+    """Queue a call for a pool, which is started at its first call."""
+    with _lock:
+        if name not in _pools:
+            _pools[name] = _DaemonPool(name, num_threads)
+        pool = _pools[name]
+    return pool.submit(call)
+
+
+class _DaemonPool:
+    def __init__(self, name: str, num_threads: int) -> None:
+        self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._is_open = True
+        names = (f"tokenmill-{name}-{number}" for number in range(num_threads))
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._queue.put((call, future))
+        return future
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None and self._is_open:
+            call, future = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
+            del item, call, future  # else an idle thread would keep the last result in memory
+
+    def close(self) -> None:
+        self._is_open = False
+        for _ in self._threads:
+            self._queue.put(None)
+        deadline = time.monotonic() + EXIT_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _close_all() -> None:
+    for pool in _pools.values():
+        pool.close()
+
+
+def _after_fork() -> None:
+    """Forget the parent's pools, whose threads a forked process does not have, and a lock that may be held."""
+    global _lock
+    _lock = threading.Lock()
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_close_all)

@@ -1,0 +1,1 @@
+"""Batches from raw text while it is being tokenized."""

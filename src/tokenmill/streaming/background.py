@@ -1,0 +1,103 @@
+"""A run in a thread, while the program already uses its shards.
+
+Several processes may need the same store: the ranks of a training, or its loaders for `train` and `val`. One of them
+locks the directory and tokenizes. The others wait, and take over if it dies.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tokenmill.display import Silence
+from tokenmill.executors.local import LocalExecutor
+from tokenmill.pipeline import PRELOAD
+from tokenmill.pipeline.journal.locks import StoreInUseError, is_in_use
+from tokenmill.pipeline.plan.prepare import Prepared
+from tokenmill.pipeline.plan.tasks import Plan
+from tokenmill.pipeline.run import make_store
+
+__all__ = ["BackgroundRun"]
+
+NICENESS = 10
+"""Workers yield the CPU to the training, which occupies a GPU."""
+LOOK_SECONDS = 0.5
+STOP_SECONDS = 10.0
+
+
+class BackgroundRun:
+    """A run in a thread; `check` raises the error that ended it."""
+
+    def __init__(self, prepared: Prepared, plan: Plan) -> None:
+        self._prepared = prepared
+        self._plan = plan
+        self._error: BaseException | None = None
+        self._stopped = threading.Event()
+        # `_stop_all` joins it on exit: a daemon thread that is killed in the middle of a library crashes the program.
+        self._thread = threading.Thread(target=self._run, name="tokenmill-tokenize", daemon=True)
+        self._thread.start()
+        _running.add(self)
+
+    def check(self) -> None:
+        """Raise the error that ended the run, if one did."""
+        if self._error is not None:
+            raise self._error
+
+    def cancel(self) -> None:
+        """Let the run stop; a later one resumes it."""
+        self._stopped.set()
+
+    def stop(self) -> None:
+        """Cancel the run, and join its thread."""
+        self.cancel()
+        self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                if not is_in_use(Path(self._prepared.request.out)) and self._try():
+                    return
+                self._stopped.wait(LOOK_SECONDS)
+        except _StoppedError:
+            pass
+        except BaseException as error:
+            self._error = error
+
+    def _try(self) -> bool:
+        """Finish the store; return False if another process has just locked it."""
+        try:
+            with closing(LocalExecutor(NICENESS)) as executor:
+                executor.warm(PRELOAD, b"")
+                make_store(self._prepared, _StopDisplay(self._stopped), executor, plan=self._plan)
+        except StoreInUseError:
+            return False
+        return True
+
+
+class _StoppedError(BaseException):
+    """The program exits, or no longer needs the run."""
+
+
+class _StopDisplay(Silence):
+    """A display that shows nothing, and stops the run at its next update after `cancel`."""
+
+    def __init__(self, stopped: threading.Event) -> None:
+        self._stopped = stopped
+
+    def update(self, snapshot: Any) -> None:
+        """Stop the run if it was cancelled; the run calls this several times a second."""
+        if self._stopped.is_set():
+            raise _StoppedError("the program that reads the store has ended")
+
+
+_running: weakref.WeakSet[BackgroundRun] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    for background in list(_running):
+        background.stop()

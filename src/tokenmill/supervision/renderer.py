@@ -1,0 +1,256 @@
+"""Render records to texts: prompts with responses, and conversations through a chat template.
+
+A bad record becomes a reject with its line, like a bad line of JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tokenmill.engines.tokenizer import Tokenizer
+from tokenmill.errors import UsageError
+from tokenmill.supervision.chat import MARKS, ChatTemplate, read_plain
+from tokenmill.supervision.options import Supervision
+from tokenmill.text_batch import Refusal, Reject, TextBatch, Trained, shorten
+
+__all__ = ["Renderer", "has_specials"]
+
+FIELD = re.compile(r"\{(prompt|response)\}")
+Example = tuple[str, Trained]
+
+
+def has_specials(supervision: Supervision, tokenizer: Tokenizer) -> bool:
+    """Whether the templates write special tokens, so that their strings must be parsed as tokens."""
+    written = f"{supervision.chat_template or ''}{supervision.template}"
+    names = ("bos_token", "eos_token") if supervision.messages_key else ()
+    return any(special in written for special in tokenizer.special_tokens) or any(name in written for name in names)
+
+
+class Renderer:
+    """Renders the records of a batch. `check_specials` rejects records whose own strings contain special tokens."""
+
+    def __init__(
+        self, supervision: Supervision, tokenizer: Tokenizer, *, check_specials: bool, max_bytes: int = 1 << 62
+    ) -> None:
+        self._keys = supervision.keys
+        self._max_bytes = max_bytes
+        self._specials = re.compile("|".join(map(re.escape, tokenizer.special_tokens)) or "(?!)")
+        self._check_specials = check_specials
+        self._messages = _index(supervision, supervision.messages_key)
+        self._tools = self._messages + 1 if self._messages >= 0 else -1
+        self._prompt = _index(supervision, supervision.prompt_key)
+        self._response = _index(supervision, supervision.response_key)
+        self._weight = _index(supervision, supervision.weight_key)
+        self._ends_messages = supervision.ends_messages
+        self._weight_name = (supervision.weight_key or "").rpartition(".")[2]
+        self._pieces = split_template(supervision.template)
+        self.num_characters = self.num_trained = self.num_untrained = 0
+        self._chat: ChatTemplate | None = None
+        if supervision.chat_template is not None:
+            self._chat = ChatTemplate(supervision.chat_template, _constants(tokenizer), tokenizer.special_tokens)
+
+    def render(self, batch: TextBatch) -> TextBatch:
+        """Replace the records of a batch by texts and their trained spans."""
+        if batch.records is None:
+            return batch
+        examples = [self._render(record) for record in batch.records]
+        good = np.array([not isinstance(example, Refusal) for example in examples], bool)
+        lines = batch.lines if batch.lines is not None else np.full(len(examples), -1)
+        for number in np.flatnonzero(~good).tolist():
+            batch.rejects.append(Reject(int(batch.positions[number]), int(lines[number]), *examples[number]))
+        batch.texts = [example[0] for example in examples]
+        batch.trained = [example[1] for example in examples]  # type: ignore[misc]
+        batch.records = batch.lines = None
+        if not good.all():
+            batch.keep(good)
+        return batch
+
+    def _render(self, record: tuple[Any, ...]) -> Example | Refusal:
+        weight, spans = 1.0, None
+        if self._weight >= 0:
+            given = _read_weight(record[self._weight], self._keys[self._weight])
+            if isinstance(given, Refusal):
+                return given
+            weight, spans = given
+        if self._messages >= 0 and record[self._messages] is not None:
+            example = self._render_messages(record[self._messages], record[self._tools], weight, spans)
+        elif self._prompt >= 0:
+            example = self._render_pair(record[self._prompt], record[self._response], weight, spans)
+        else:
+            return Refusal("missing-field", f"no field {self._keys[self._messages]!r}, or it is null")
+        if isinstance(example, Refusal):
+            return example
+        self.num_characters += len(example[0])
+        self.num_trained += sum(stop - start for start, stop, _ in example[1].spans)
+        if not example[1].spans:
+            self.num_untrained += 1
+            return Refusal("untrained", "no token of it would be trained on: it has no response, or no assistant turn")
+        if len(example[0]) * 4 > self._max_bytes and len(example[0].encode()) > self._max_bytes:
+            return Refusal("too-long", f"its text has more bytes than --max-document-bytes {self._max_bytes:,}")
+        return example
+
+    def _render_pair(
+        self, prompt: Any, response: Any, weight: float, spans: list[tuple[int, int, float]] | None
+    ) -> Example | Refusal:
+        for key, value in ((self._prompt, prompt), (self._response, response)):
+            if type(value) is not str:
+                what = "is missing or null" if value is None else "is not a string"
+                return Refusal(
+                    "missing-field" if value is None else "not-a-string", f"field {self._keys[key]!r} {what}"
+                )
+        if refusal := self._refuse_strings((prompt, response)):
+            return refusal
+        values = {"prompt": prompt, "response": response}
+        text = ""
+        trained: list[tuple[int, int, float]] = []
+        for number, piece in enumerate(self._pieces):
+            value = values[piece] if number % 2 else piece
+            if number % 2 and piece == "response":
+                trained = _response_spans(len(text), len(value), weight, spans)
+            text += value
+        return text, Trained(trained, True)
+
+    def _render_messages(
+        self, messages: Any, tools: Any, weight: float, spans: list[tuple[int, int, float]] | None
+    ) -> Example | Refusal:
+        assert self._chat is not None
+        if spans is not None:
+            return Refusal("bad-weight", "spans of characters are for responses; give messages one number, or one each")
+        weights = self._take_weights(messages) if self._weight >= 0 else None
+        if isinstance(weights, Refusal):
+            return weights
+        plain = read_plain(messages) if type(messages) is list and messages else None
+        cleaned = messages if plain else clean_messages(messages)
+        if isinstance(cleaned, Refusal):
+            return cleaned
+        if refusal := self._refuse_strings(plain[1] if plain else _strings(cleaned)):
+            return refusal
+        rendered = self._chat.apply(cleaned, tools or None)
+        if isinstance(rendered, Refusal):
+            return rendered
+        text, turns = rendered
+        found = [
+            (turn.start, turn.stop, weight * (weights[turn.message] if weights else 1.0))
+            for turn in turns
+            if turn.stop > turn.start
+        ]
+        return text, Trained([span for span in found if span[2] > 0], self._ends_messages)
+
+    def _take_weights(self, messages: Any) -> list[float] | Refusal:
+        """Remove and return the weight of each message, as in OpenAI's fine-tuning format; the default is 1."""
+        weights = []
+        for message in messages if isinstance(messages, list) else []:
+            value = message.pop(self._weight_name, None) if isinstance(message, dict) else None
+            given = _read_weight(value, self._weight_name)
+            if isinstance(given, Refusal):
+                return given
+            weights.append(given[0])
+        return weights
+
+    def _refuse_strings(self, strings: Iterable[str]) -> Refusal | None:
+        """Refuse strings that contain special tokens or the private characters that the renderer uses as marks."""
+        joined = "\0".join(strings)
+        if not joined.isascii() and (mark := MARKS.search(joined)):
+            return Refusal("private-character", f"it has the private character U+{ord(mark.group()):04X}")
+        if self._check_specials and (found := self._specials.search(joined)):
+            detail = f"its own text has the special token {found.group()!r}; allow it with --special-tokens parse"
+            return Refusal("special-token", shorten(detail))
+        return None
+
+
+def split_template(template: str) -> list[str]:
+    """Split a template into constants, with the names of fields between them."""
+    pieces = FIELD.split(template)
+    if pieces[1::2].count("response") != 1 or "prompt" not in pieces:
+        raise UsageError(f"--template {template!r} must have {{prompt}}, and {{response}} exactly once")
+    return pieces
+
+
+def clean_messages(messages: Any) -> list[dict[str, Any]] | Refusal:
+    """Return messages as templates expect them, without the nulls that Parquet has for missing fields."""
+    if not isinstance(messages, list) or not messages:
+        what = "an empty list" if messages == [] else f"{type(messages).__name__}, not a list"
+        return Refusal("bad-messages", f"the messages are {what}; expected objects with role and content")
+    cleaned = []
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or type(message.get("role")) is not str:
+            keys = ", ".join(map(repr, message)) if isinstance(message, dict) else type(message).__name__
+            return Refusal("bad-messages", shorten(f"message {number} has no role; it has {keys}"))
+        if None in message.values():
+            message = {key: value for key, value in message.items() if value is not None}
+        cleaned.append(message if "content" in message else {**message, "content": ""})
+    return cleaned
+
+
+def _strings(messages: list[dict[str, Any]]) -> list[str]:
+    """Collect all strings in messages, except keys and roles."""
+    found: list[str] = []
+    for message in messages:
+        if len(message) == 2 and type(message["content"]) is str:
+            found.append(message["content"])
+        else:
+            _collect_strings([value for key, value in message.items() if key != "role"], found)
+    return found
+
+
+def _collect_strings(value: Any, found: list[str]) -> None:
+    if type(value) is str:
+        found.append(value)
+    elif isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _collect_strings(inner, found)
+
+
+def _read_weight(value: Any, key: str) -> tuple[float, list[tuple[int, int, float]] | None] | Refusal:
+    """Read one weight for the record, or a weight for each of several spans of the response; the default is 1."""
+    if value is None:
+        return 1.0, None
+    if _is_weight(value):
+        return float(value), None
+    try:
+        spans = [(int(start), int(stop), float(weight)) for start, stop, weight in value]
+        if all(0 <= start <= stop and _is_weight(weight) for start, stop, weight in spans):
+            return 1.0, sorted(spans)
+    except (TypeError, ValueError):
+        pass
+    return Refusal(
+        "bad-weight",
+        shorten(f"field {key!r} is {value!r}; expected a number from 0 to 65,504, or [start, stop, number]s"),
+    )
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 65_504
+
+
+def _response_spans(
+    start: int, length: int, weight: float, spans: list[tuple[int, int, float]] | None
+) -> list[tuple[int, int, float]]:
+    """Return the trained spans of a response. Spans are clipped to it, and characters between them have weight 1."""
+    if spans is None:
+        return [(start, start + length, weight)] if weight > 0 and length else []
+    found: list[tuple[int, int, float]] = []
+    done = 0
+    for first, stop, own in [*spans, (length, length, 0.0)]:
+        first, stop = max(done, min(first, length)), min(stop, length)
+        if first > done:
+            found.append((start + done, start + first, 1.0))
+        if stop > first and own > 0:
+            found.append((start + first, start + stop, own))
+        done = max(done, stop)
+    return found
+
+
+def _index(supervision: Supervision, key: str | None) -> int:
+    return -1 if key is None else supervision.keys.index(key)
+
+
+def _constants(tokenizer: Tokenizer) -> dict[str, str]:
+    """Return the strings of special tokens that templates refer to by name."""
+    strings = {token: string for string, token in tokenizer.special_tokens.items()}
+    known = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+    return {name: strings[token] for name, token in known.items() if token in strings} | tokenizer.named_tokens

@@ -1,0 +1,66 @@
+"""`report`: one page that answers the usual questions about a data set, to keep beside it or to send around."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.arguments import local_path
+from tokenmill.display import Advance, ignore_progress
+from tokenmill.errors import UsageError
+from tokenmill.files import write_durably
+from tokenmill.store.store import TokenStore
+from tokenmill.tools.report.browser import NUM_SAMPLED, browse, choose_documents
+from tokenmill.tools.report.collect import SAMPLE_TOKENS, collect_figures
+from tokenmill.tools.report.figures import Figures
+from tokenmill.tools.report.page import render_page
+
+__all__ = ["SAMPLE_TOKENS", "write_report"]
+
+
+def write_report(
+    store: TokenStore,
+    out: Path,
+    *,
+    seq_len: int = 2048,
+    sample_tokens: int = SAMPLE_TOKENS,
+    verify: bool = False,
+    json: Path | None = None,
+    overwrite: bool = False,
+    advance: Advance = ignore_progress,
+) -> Figures:
+    """Write the page and, with `json`, its figures; the same store and settings give the same bytes."""
+    for path in (out, json):
+        if path is not None:
+            _check_target(path, overwrite)
+    figures = collect_figures(store, seq_len=seq_len, sample_tokens=sample_tokens, verify=verify, advance=advance)
+    write_durably(out, render_page(figures, browse(store, _choose(store, figures))))
+    if json is not None:
+        write_durably(json, msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n")
+    return figures
+
+
+def _check_target(path: Path, overwrite: bool) -> None:
+    local_path(path, "-o")
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory; name a file, such as {path / 'report.html'}")
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists; choose another name, or pass --overwrite")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is not a directory; make it first, or choose another place with -o")
+
+
+def _choose(store: TokenStore, figures: Figures) -> dict[tuple[str, int], list[str]]:
+    """Choose documents for the browser, in the order of the store, with notes about the odd ones."""
+    chosen: dict[tuple[str, int], list[str]] = {}
+    for name, split in store.splits.items():
+        count = max(NUM_SAMPLED // 8, NUM_SAMPLED * split.num_documents // max(1, figures.num_documents))
+        chosen |= {(name, number): [] for number in choose_documents(split, count)}
+    for suspicion in figures.suspicions:
+        for example in suspicion.examples:
+            chosen.setdefault((example.split, example.document), []).append(f"{suspicion.name}: {example.detail}")
+    for run in figures.tokens.runs:
+        chosen.setdefault((run.split, run.document), []).append(f"{run.num_tokens:,} times {run.text} ({run.id})")
+    places = {name: place for place, name in enumerate(store.splits)}
+    return dict(sorted(chosen.items(), key=lambda item: (places[item[0][0]], item[0][1])))

@@ -1,0 +1,82 @@
+"""What `tokenize` and `finish` print at the end: a short table and the next command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from shlex import quote
+
+from tokenmill.formatting import format_bytes, format_facts, format_seconds, plural
+from tokenmill.pipeline.request import Request
+from tokenmill.pipeline.run import Outcome
+from tokenmill.store.manifest import Manifest
+from tokenmill.tools.inspect.statistics import shard_bytes
+
+__all__ = ["print_finished", "print_summary"]
+
+
+def print_summary(outcome: Outcome, request: Request) -> None:
+    """Print the summary of a run on stdout, in plain text."""
+    manifest = outcome.manifest
+    if manifest is None:
+        print(_describe_rank(outcome))
+        print(f"The last rank to end writes the manifest.\nNext: tokenmill status {quote(request.out)}")
+        return
+    if outcome.observer is None:
+        print_finished(request.out, manifest, "already finished")
+        return
+    print(format_facts(_rows(outcome, manifest)))
+    print(f"\nNext: tokenmill inspect {quote(request.out)}{_first_document(manifest)}")
+    sys.stdout.flush()
+
+
+def print_finished(store: str | Path, manifest: Manifest, how: str = "finished") -> None:
+    """Print what a finished store holds."""
+    totals = f"{manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens, {manifest.num_rejects:,} rejects"
+    print(f"{store} is {how}: {totals}.")
+    if manifest.num_rejects:
+        print(
+            f"The store leaves out the documents that could not be tokenized; they are listed in {store}/rejects.jsonl."
+        )
+    print(f"Next: tokenmill inspect {quote(str(store))}")
+
+
+def _first_document(manifest: Manifest) -> str:
+    """The flags of `inspect` that show the first document, if there is one."""
+    split = next((name for name, split in manifest.splits.items() if split.num_documents), None)
+    if split is None:
+        return ""
+    return " --document 0" if split == "train" else f" --document 0 --split {split}"
+
+
+def _describe_rank(outcome: Outcome) -> str:
+    """Describe what a rank has done of a run that is not finished."""
+    share, stock = outcome.share, outcome.stock
+    assert stock is not None
+    own = f"{share}: {plural(outcome.num_own, 'task')} done" if outcome.num_own else f"{share} has no task in this run"
+    return f"{own}; of all ranks, {stock}"
+
+
+def _rows(outcome: Outcome, manifest: Manifest) -> list[tuple[str, str]]:
+    observer = outcome.observer
+    assert observer is not None
+    counts = f"{manifest.num_documents_in:,} in = {manifest.num_documents:,} out + {manifest.num_rejects:,} rejects"
+    rows = [("documents", counts)]
+    rows += [(f"  {reason}", f"{count:,}") for reason, count in manifest.rejects.items()]
+    for name, split in manifest.splits.items():
+        where = f"{plural(split.num_documents, 'document')}, {plural(len(split.shards), 'shard')}"
+        rows.append((name, f"{split.num_tokens:,} tokens in {where}"))
+    rows.append(("on disk", f"{format_bytes(shard_bytes(manifest.splits.values()))} ({manifest.dtype})"))
+    if manifest.engine.num_rerouted:
+        rows.append(("reference", f"{manifest.engine.num_rerouted:,} documents with disputed code points"))
+    if manifest.special_tokens.num_parsed:
+        rows.append(("parsed", f"{manifest.special_tokens.num_parsed:,} special tokens from strings in texts"))
+    moment = observer.snapshot
+    if moment is not None and moment.num_text_bytes:
+        speed = f"{moment.text_per_second / 1e6:.0f} MB/s, {moment.tokens_per_second / 1e6:.1f}M tokens/s"
+        # The totals above are those of all ranks; these are of one.
+        whose = "" if outcome.share.is_whole else f", {outcome.share} alone"
+        rows.append(("time", f"{format_seconds(moment.seconds)} ({speed}){whose}"))
+        memory = f"{format_bytes(observer.peak_memory_bytes)} at most, of {format_bytes(moment.memory_limit)}"
+        rows.append(("memory", f"{memory}{whose}"))
+    return rows

@@ -1,0 +1,189 @@
+"""`trace`: from a training step to its documents, and from a document to the steps that train on it.
+
+The order of rows is arithmetic, and so are both directions: a step gives its rows, and a row its documents; a
+document gives its rows, and permutations and mixtures can be inverted. Nothing is searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from tokenmill.arguments import MOST_ROWS, positive, whole_number
+from tokenmill.dataset.rows import PackedRows, Rows, as_rows
+from tokenmill.display.tables import make_table
+from tokenmill.errors import UsageError
+from tokenmill.filling.fill import Chunk
+from tokenmill.formatting import plural, show_safely
+from tokenmill.loaders.base import count_rows
+from tokenmill.store.sources import read_sources
+from tokenmill.tools._origin import describe_origin, kept_fields
+
+__all__ = [
+    "Sighting",
+    "StepTrace",
+    "TracedDocument",
+    "TracedRow",
+    "render_sightings",
+    "render_step",
+    "trace_document",
+    "trace_step",
+]
+
+MOST_LINES = 200
+MOST_ROWS_OF_STEP = 1 << 22
+MOST_EPOCHS = 10_000
+"""The trace of a document visits every epoch, so more would take minutes."""
+
+
+class TracedDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A document in a row: where it starts, how many of its tokens the row holds, and where it came from."""
+
+    source: str
+    document: int
+    start: int
+    num_tokens: int
+    input: str | None = None
+    position: int | None = None
+    keys: dict[str, str | None] = {}
+
+
+class TracedRow(msgspec.Struct, frozen=True):
+    """A row of a step: its number over all epochs, and the rank that receives it."""
+
+    row: int
+    rank: int
+    documents: list[TracedDocument]
+
+
+class StepTrace(msgspec.Struct, frozen=True):
+    """All rows of a global batch, in order."""
+
+    step: int
+    rows: list[TracedRow]
+
+
+class Sighting(msgspec.Struct, frozen=True):
+    """One batch that holds tokens of a document."""
+
+    step: int
+    rank: int
+    place: int
+    """The row of the rank's batch."""
+    epoch: int
+    start: int
+    num_tokens: int
+
+
+def trace_step(
+    rows: Rows, step: int, *, batch_size: int, world_size: int = 1, inputs: Sequence[str] | None = None
+) -> StepTrace:
+    """List the documents of a global batch; `inputs` are the names of the store's inputs."""
+    rows, step = as_rows(rows, "trace_step"), whole_number(step, "step")
+    batch_size, size = _sizes(batch_size, world_size)
+    last = (MOST_ROWS if rows.limit is None else rows.limit - 1) // size
+    if not 0 <= step <= last:
+        raise UsageError(f"step {step} does not exist; expected 0 to {last}")
+    block = Chunk(rows, step * size + np.arange(size), limit=rows.limit)
+    choices = rows.resolve(step * size + np.arange(min(size, (rows.limit or 1 << 62) - step * size)))
+    leaf_of: dict[int, PackedRows] = {}
+    for choice in choices:
+        for place in (np.arange(size) if choice.at is None else choice.at).tolist():
+            leaf_of[place] = choice.rows
+    found = [(place, *segment) for place in range(size) for segment in block.cover.documents_of(place)]
+    documents: list[list[TracedDocument]] = [[] for _ in range(size)]
+    for place, document in _describe(leaf_of, found, inputs):
+        documents[place].append(document)
+    traced = [TracedRow(step * size + place, place // batch_size, some) for place, some in enumerate(documents)]
+    return StepTrace(step, traced)
+
+
+def _sizes(batch_size: int, world_size: int) -> tuple[int, int]:
+    """Check both sizes; return the rows of one rank and of all ranks in a step."""
+    batch_size, world_size = whole_number(batch_size, "batch_size", 1), whole_number(world_size, "world_size", 1)
+    if batch_size * world_size > MOST_ROWS_OF_STEP:
+        raise UsageError(
+            f"a step of batch_size {batch_size} and world_size {world_size} has too many rows to list; "
+            f"the most are {MOST_ROWS_OF_STEP}"
+        )
+    return batch_size, batch_size * world_size
+
+
+def _describe(
+    leaf_of: dict[int, PackedRows], found: list[tuple[int, int, int, int]], inputs: Sequence[str] | None
+) -> list[tuple[int, TracedDocument]]:
+    """Look up where the documents of all rows came from, one table at a time."""
+    described: dict[tuple[int, int, int, int], TracedDocument] = {}
+    for leaf in dict.fromkeys(leaf_of.values()):
+        own = [segment for segment in found if leaf_of[segment[0]] is leaf]
+        origins = read_sources(leaf.documents, [document for _, document, _, _ in own])
+        for segment, origin in zip(own, origins, strict=True):
+            number = origin.get("input")
+            described[segment] = TracedDocument(
+                leaf.documents.name,
+                *segment[1:],
+                inputs[number] if inputs is not None and number is not None else None,
+                origin.get("position"),
+                kept_fields(origin),
+            )
+    return [(segment[0], described[segment]) for segment in found]
+
+
+def trace_document(
+    rows: Rows, document: int, *, batch_size: int, world_size: int = 1, epochs: float = 1.0, leaf: int = 0
+) -> list[Sighting]:
+    """List the steps of some epochs that train on a document of a packing, by default the first packing."""
+    leaves = as_rows(rows, "trace_document").leaves()
+    batch_size, size = _sizes(batch_size, world_size)
+    epochs = positive(epochs, "epochs", MOST_EPOCHS)
+    packing = leaves[whole_number(leaf, "leaf", 0, len(leaves) - 1)]
+    document = whole_number(document, "document")
+    if not 0 <= document < packing.documents.num_documents:
+        raise UsageError(
+            f"document {document} is not in {packing.documents.name}, which has {packing.documents.num_documents}, "
+            "from 0 on"
+        )
+    stop = count_rows(rows, epochs) or 0
+    found = []
+    for row in packing.rows_of(document):
+        block = Chunk(packing, np.array([row]))
+        parts = [(start, length) for number, start, length in block.cover.documents_of(0) if number == document]
+        for index in rows.where(packing, row, stop):
+            step, place = divmod(index, size)
+            rank, place = divmod(place, batch_size)
+            found += [Sighting(step, rank, place, index // rows.num_rows, start, length) for start, length in parts]
+    return sorted(found, key=lambda sighting: (sighting.step, sighting.rank, sighting.place, sighting.start))
+
+
+def render_step(trace: StepTrace) -> RenderableType:
+    """Draw a table with a line for each document."""
+    lines = [(row, document) for row in trace.rows for document in row.documents]
+    cells = []
+    for row, document in lines[:MOST_LINES]:
+        counts = (row.rank, row.row, document.document, document.num_tokens)
+        origin = describe_origin(document.input or document.source, document.position)
+        keys = "".join(f", {show_safely(k)} {show_safely(v)}" for k, v in document.keys.items() if v is not None)
+        cells.append([*(f"{count:,}" for count in counts), origin + keys])
+    num_tokens = sum(document.num_tokens for _, document in lines)
+    sizes = (plural(len(trace.rows), "row"), plural(len(lines), "document"), plural(num_tokens, "token"))
+    title = Text(f"step {trace.step:,}: {', '.join(sizes)}\n", style="bold")
+    table = make_table(("rank", "row", "document", "tokens", "from"), cells, left=("from",))
+    if len(lines) <= MOST_LINES:
+        return Group(title, table)
+    more = f"\n... {plural(len(lines) - MOST_LINES, 'more document')}; --json prints all"
+    return Group(title, table, Text(more, style="dim"))
+
+
+def render_sightings(document: int, sightings: list[Sighting], epochs: float) -> RenderableType:
+    """Draw a table with a line for each time that a batch holds the document."""
+    steps = plural(len({sighting.step for sighting in sightings}), "step")
+    title = Text(f"document {document:,}: in {steps} of {epochs:g} epoch{'s' if epochs != 1 else ''}\n", style="bold")
+    if not sightings:
+        return Group(title, Text("no row has it: it is empty, left over at the end, or too long and dropped"))
+    figures = [(s.epoch, s.step, s.rank, s.place, s.start, s.num_tokens) for s in sightings[:MOST_LINES]]
+    heads = ("epoch", "step", "rank", "row of batch", "from token", "tokens")
+    return Group(title, make_table(heads, [[f"{value:,}" for value in line] for line in figures]))
