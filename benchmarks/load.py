@@ -37,7 +37,7 @@ import numpy.typing as npt
 from peers import CONTENDERS, KEEP_MEMORY, SHUFFLE_ROWS
 
 from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, SplitInfo, encode_sealed, read_manifest
-from tokenmill.store.shard import ShardWriter
+from tokenmill.store.shard import ShardWriter, publish_shard
 
 HERE = Path(__file__).resolve().parent
 NUM_SHARDS = 64
@@ -152,7 +152,7 @@ def write_shard(store: Path, number: int, tokens: npt.NDArray[np.uint16], length
     inputs, positions = np.zeros(len(lengths), np.int32), np.arange(len(lengths), dtype=np.int64)
     writer.append(tokens, lengths, inputs=inputs, positions=positions, kept=None)
     info = writer.finish()
-    writer.publish()
+    publish_shard(store, info, "bench")
     return info
 
 

@@ -34,7 +34,7 @@ from tests.support.object_server import KEYS, FaultyProxy, make_bucket, serve_mo
 from tests.support.stores import seal_store
 from tokenmill.remote import split_url
 from tokenmill.store.manifest import ShardInfo, SplitInfo
-from tokenmill.store.shard import ShardWriter
+from tokenmill.store.shard import ShardWriter, publish_shard
 
 SEQ_LEN, BATCH_SIZE = 2048, 8
 PROGRAM = """
@@ -102,7 +102,7 @@ def make_store(folder: Path, num_shards: int, num_tokens: int) -> Path:
             kept=None,
         )
         shards.append(writer.finish())
-        writer.publish()
+        publish_shard(folder, shards[-1], "x")
     documents, tokens = (sum(getattr(s, name) for s in shards) for name in ("num_documents", "num_tokens"))
     return seal_store(folder, {"train": SplitInfo(documents, tokens, shards)})
 

@@ -19,6 +19,7 @@ from unittest import mock
 import pytest
 
 from tests.support.object_server import faulty, s3, s3_server  # noqa: F401
+from tests.support.program import Program
 from tests.support.warm_python import shared_warm_python
 from tokenmill.executors import local
 from tokenmill.filling import kernels
@@ -62,6 +63,13 @@ def warm_fork_servers() -> Iterator[None]:
     """Let executors of the tests' own process fork their fork server too; programs that tests start are not touched."""
     with mock.patch.object(local, "PYTHON", str(shared_warm_python().folder / "python")):
         yield
+
+
+@pytest.fixture(autouse=True)
+def end_programs() -> Iterator[None]:
+    """Let no process outlive its test, so that a failed test does not disturb later ones."""
+    yield
+    Program.end_all()
 
 
 @pytest.fixture(scope="session")

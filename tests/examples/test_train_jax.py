@@ -26,6 +26,7 @@ import yaml
 import tokenmill as tm
 from tests.conftest import make_texts, write_jsonl
 from tests.examples.trainers import EXAMPLES, load_example, read_log
+from tests.support.program import Program
 from tests.support.running import tokenize_here, wait_for
 
 jax = pytest.importorskip("jax")
@@ -127,7 +128,7 @@ class Trainer:
             "JAX_COMPILATION_CACHE_DIR": str(self.home / "programs"),
             "JAX_PERSISTENT_COMPILATION_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
-        return subprocess.Popen(
+        return Program(
             [sys.executable, "-c", PROGRAM, *self.arguments(*changes)],
             env={**os.environ, **settings, **{name: str(value) for name, value in env.items()}},
             stdout=subprocess.PIPE,

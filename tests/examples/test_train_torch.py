@@ -26,6 +26,7 @@ import pytest
 import tokenmill as tm
 from tests.conftest import make_texts, write_jsonl
 from tests.examples.trainers import EXAMPLES, load_example, read_log
+from tests.support.program import Program
 from tests.support.running import tokenize_here, wait_for
 from tests.support.stores import make_store
 
@@ -59,7 +60,7 @@ def store(text: Path, tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: 
     return path
 
 
-def start(*flags: str | Path, num_ranks: int = 1) -> list[subprocess.Popen[str]]:
+def start(*flags: str | Path, num_ranks: int = 1) -> list[Program[str]]:
     """Start the trainer with the environment that torchrun gives to each rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -67,7 +68,7 @@ def start(*flags: str | Path, num_ranks: int = 1) -> list[subprocess.Popen[str]]
     ranks = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = [sys.executable, str(EXAMPLES / "train_torch.py"), *TOY, *map(str, flags)]
     return [
-        subprocess.Popen(
+        Program(
             command,
             env={**ENVIRONMENT, **ranks, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
@@ -78,7 +79,7 @@ def start(*flags: str | Path, num_ranks: int = 1) -> list[subprocess.Popen[str]]
     ]
 
 
-def finish(processes: list[subprocess.Popen[str]]) -> str:
+def finish(processes: list[Program[str]]) -> str:
     """Wait for all ranks; return what the first one printed, which is all there is."""
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), outputs
@@ -86,7 +87,7 @@ def finish(processes: list[subprocess.Popen[str]]) -> str:
     return outputs[0][0]
 
 
-def kill_at(log: Path, num_lines: int, processes: list[subprocess.Popen[str]]) -> None:
+def kill_at(log: Path, num_lines: int, processes: list[Program[str]]) -> None:
     """Kill all ranks without a warning once a log has some lines."""
     try:
         wait_for(lambda: log.exists() and len(log.read_text().splitlines()) >= num_lines, 90)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import tokenmill as tm
+from tests.support.program import Program
 from tests.support.stores import SEQ_LEN, collect, make_short_documents, make_two_stores, shuffled
 from tokenmill.errors import UsageError
 from tokenmill.filling.buffers import BufferPool
@@ -116,10 +117,10 @@ def test_lengths_of_documents_stay_those_of_the_process(tmp_path: Path) -> None:
 # What follows runs in processes of their own, because the number of devices is fixed when JAX starts.
 
 
-def start(check: Callable[..., None], *arguments: Any, num_devices: int) -> subprocess.Popen[str]:
+def start(check: Callable[..., None], *arguments: Any, num_devices: int) -> Program[str]:
     flags = f"--xla_force_host_platform_device_count={num_devices}"
     program = f"import sys; from {__name__} import {check.__name__} as check; check(*sys.argv[1:])"
-    return subprocess.Popen(
+    return Program(
         [sys.executable, "-c", program, *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
@@ -129,7 +130,7 @@ def start(check: Callable[..., None], *arguments: Any, num_devices: int) -> subp
     )
 
 
-def finish(processes: list[subprocess.Popen[str]]) -> None:
+def finish(processes: list[Program[str]]) -> None:
     try:
         outputs = [process.communicate(timeout=100)[0] for process in processes]
     finally:

@@ -20,6 +20,7 @@ from tests.cluster.inline import InlineCluster, local_store, request_of, run_inl
 from tests.conftest import make_texts, write_jsonl
 from tests.executors.test_ray_executor import make_corpus
 from tests.support.object_server import FaultyProxy
+from tests.support.program import Program
 from tests.support.running import command, sentence, snapshot, tokenmill
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.pipeline.journal.attempts import AttemptInfo
@@ -108,7 +109,7 @@ def test_a_killed_run_is_continued_from_the_bucket(
     url = f"{s3}/tok"
     faulty.delay = 0.05
     bucket, prefix = split_url(url)
-    process = subprocess.Popen(
+    process = Program(
         command(*arguments(corpus, url)),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -147,7 +148,7 @@ def test_faults_change_no_byte(corpus: Path, s3: str, faulty: FaultyProxy, expec
 def test_two_runs_at_once_make_one_store(corpus: Path, s3: str, expected: dict[str, bytes]) -> None:
     url = f"{s3}/tok"
     runs = [
-        subprocess.Popen(command(*arguments(corpus, url)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        Program(command(*arguments(corpus, url)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     for run in runs:

@@ -140,7 +140,9 @@ def test_a_second_run_at_once_is_refused_with_the_first_ones_process(plain: Path
     out = tmp_path / "out"
     first = start(*arguments(plain, out), "--workers", "1")
     wait_for(lambda: journal_of(out))
+    first.send_signal(signal.SIGSTOP)  # or a slow machine would finish it before the second one starts
     second = tokenmill(*arguments(plain, out))
+    first.send_signal(signal.SIGCONT)
     assert second.returncode == 1
     assert f"{out} is in use by another run (process {first.pid})" in sentence(second)
     _, errors = first.communicate(timeout=60)

@@ -14,6 +14,7 @@ import pytest
 import xxhash
 
 from tests.support.object_server import FAULTS, FaultyProxy, shorten_retries
+from tests.support.program import Program
 from tokenmill.arguments import is_remote
 from tokenmill.errors import MissingDependencyError, StoreError, TokenmillError, UsageError
 from tokenmill.remote import Bucket, split_url
@@ -343,7 +344,7 @@ def test_files_that_a_process_has_pinned_are_evicted_only_after_its_end(bucket: 
         "print([cache.pin(entry) for entry in entries], flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(cache.folder), first.name, second.name]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = Program(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "[True, True]\n"
     with pytest.raises(NoRoom, match="has no room for 1,000 more"):

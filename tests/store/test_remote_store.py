@@ -18,6 +18,7 @@ import pytest
 import tokenmill as tm
 from tests.conftest import make_texts, write_jsonl
 from tests.support.object_server import FaultyProxy, shorten_retries
+from tests.support.program import Program
 from tests.support.stores import collect, make_documents, make_store
 from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.remote import split_url
@@ -312,7 +313,7 @@ def test_processes_share_the_cache_and_download_a_file_once(tmp_path: Path, s3: 
     choose = faulty._choose
     faulty._choose = lambda line: (paths.append(line), choose(line))[1]  # type: ignore[method-assign]
     command = [sys.executable, "-c", program, url]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    processes = [Program(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert [process.communicate(timeout=100)[0] for process in processes] == [f"{expected}\n"] * 4
     fetched = [line for line in paths if ".idx" in line and line.startswith("GET")]
     assert len(fetched) == len(set(fetched)) == 7
@@ -387,7 +388,7 @@ def test_a_killed_download_is_taken_over(tmp_path: Path, s3: str, faulty: Faulty
         "next(iter(loader)); print('ready', flush=True); time.sleep(60)"
     )
     cache = tmp_path / "killed"
-    process = subprocess.Popen([sys.executable, "-c", program, url, str(cache)], stdout=subprocess.PIPE)
+    process = Program([sys.executable, "-c", program, url, str(cache)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
     wait_until(lambda: list(cache.rglob("*.tmp")))

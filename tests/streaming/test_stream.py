@@ -20,6 +20,7 @@ import pytest
 
 import tokenmill as tm
 from tests.conftest import make_texts, write_jsonl
+from tests.support.program import Program
 from tests.support.running import compress, jsonl, snapshot, wait_for, write_parquet
 from tokenmill.streaming import first_window, tokenized_text
 from tokenmill.streaming.windows import WindowedRows
@@ -196,7 +197,7 @@ def test_a_killed_training_resumes_exactly(
         return len(log.read_text().splitlines()) if log.exists() else 0
 
     for stop in (3, len(truth) // 4, len(truth) // 2 + 5):
-        run = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments, "0.002"])
+        run = Program([sys.executable, "-c", PROGRAM, *arguments, "0.002"])
         wait_for(lambda stop=stop: num_lines() >= stop, 60)
         run.send_signal(signal.SIGKILL)
         run.wait()
@@ -224,7 +225,7 @@ def test_another_process_takes_over_when_the_one_that_tokenizes_dies(
 ) -> None:
     cache = tmp_path / "tok"
     arguments = [str(corpus), str(cache), str(tiny_tokenizer), str(tmp_path / "log"), "5"]
-    other = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments])
+    other = Program([sys.executable, "-c", PROGRAM, *arguments])
     wait_for(lambda: (cache / ".lock").exists() and (cache / ".tasks").exists(), 30)
     loader = load(corpus, cache, tiny_tokenizer, epochs=2)
     batches = iter(loader)

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
+from tests.support.program import Program
 from tests.support.warm_python import ONE_THREAD, shared_warm_python
 from tokenmill.display import Silence
 from tokenmill.executors.base import Answer, Call, CallEvent, Capacity, Note, Place, Started, resolve
@@ -52,9 +53,9 @@ def tokenmill(
     )
 
 
-def start(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
+def start(*arguments: str | Path, **options: Any) -> Program[str]:
     """Start a run in a process group of its own; the caller ends it."""
-    return subprocess.Popen(
+    return Program(
         command(*arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

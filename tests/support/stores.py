@@ -20,7 +20,7 @@ from tokenmill.store.manifest import (
     TokenizerInfo,
     encode_sealed,
 )
-from tokenmill.store.shard import DTYPES, ShardWriter
+from tokenmill.store.shard import DTYPES, ShardWriter, publish_shard
 
 Ids = Sequence[int]
 
@@ -72,7 +72,7 @@ def _write_split(folder: Path, name: str, documents: Sequence[Ids], num_shards: 
             kept=None,
         )
         shards.append(writer.finish())
-        writer.publish()
+        publish_shard(folder, shards[-1], "x")
     return SplitInfo(len(documents), sum(map(len, documents)), shards)
 
 

@@ -1,7 +1,7 @@
 """One shard: bare tokens in `.bin`, Megatron's index in `.idx`, the origin of documents in `.docs.parquet`.
 
 A writer streams all three under temporary names, so its memory does not grow with the task. `finish`
-makes them durable, and `publish` renames them. See FORMAT.md for the bytes.
+makes them durable, and `publish_shard` renames them. See FORMAT.md for the bytes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,6 +32,7 @@ __all__ = [
     "dtype_for",
     "hash_file",
     "index_lengths",
+    "publish_shard",
 ]
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -101,27 +103,21 @@ class ShardWriter:
 
     def finish(self) -> ShardInfo:
         """Write the index and make all files durable, still under temporary names."""
-        index = _HashedFile(self._temporary(".idx"))
-        for piece in self._index_pieces():
-            index.write(piece)
-        self._lengths.close()
-        self._temporary(".len").unlink()
-        files = {".bin": self._bin.close(), ".docs.parquet": self._documents.close(), ".idx": index.close()}
-        files |= {suffix: file.close() for suffix, file in self._beside.items()}
+        with closing(_HashedFile(self._temporary(".idx"))) as index:
+            for piece in self._index_pieces():
+                index.write(piece)
+            self._lengths.close()
+            self._temporary(".len").unlink()
+            files = {".bin": self._bin.finish(), ".docs.parquet": self._documents.finish(), ".idx": index.finish()}
+        files |= {suffix: file.finish() for suffix, file in self._beside.items()}
         return ShardInfo(self._name, self.num_documents, self.num_tokens, files)
-
-    def publish(self) -> None:
-        """Rename the files to their final names; the caller syncs the directory once for all shards of a task."""
-        for suffix in (".bin", ".idx", ".docs.parquet", *self._beside):
-            os.replace(self._temporary(suffix), f"{self._folder / self._name}{suffix}")  # noqa: PTH105
 
     def discard(self) -> None:
         """Remove the temporary files."""
-        self._bin.abandon()
         self._lengths.close()
-        self._documents.abandon()
-        for file in self._beside.values():
-            file.abandon()
+        self._documents.close()
+        for file in (self._bin, *self._beside.values()):
+            file.close()
         for suffix in (".bin", ".len", ".idx", ".docs.parquet", *self._beside):
             self._temporary(suffix).unlink(missing_ok=True)
 
@@ -148,6 +144,13 @@ class ShardWriter:
             yield np.frombuffer(piece, "<i4")
 
 
+def publish_shard(folder: Path, shard: ShardInfo, run: str) -> None:
+    """Rename the files of a finished shard to their final names; the caller syncs the directory."""
+    for suffix in shard.files:
+        path = f"{folder / shard.name}{suffix}"
+        os.replace(f"{path}.{run}.tmp", path)  # noqa: PTH105
+
+
 class _HashedFile:
     """A file that is hashed while it is written, and synced when it is closed."""
 
@@ -169,12 +172,12 @@ class _HashedFile:
             os.posix_fadvise(self._file.fileno(), self._flushing, length, os.POSIX_FADV_DONTNEED)
             self._flushing = self._bytes
 
-    def close(self) -> FileInfo:
+    def finish(self) -> FileInfo:
         os.fsync(self._file.fileno())
-        self._file.close()
+        self.close()
         return FileInfo(self._bytes, self._hash.hexdigest())
 
-    def abandon(self) -> None:
+    def close(self) -> None:
         self._file.close()
 
 
@@ -199,14 +202,14 @@ class _DocumentsFile:
                 self._flush()
             inputs, positions, kept = inputs[room:], positions[room:], kept[room:] if kept else None
 
-    def close(self) -> FileInfo:
+    def finish(self) -> FileInfo:
         self._flush()
-        self._writer.close()
+        self.close()
         with self._path.open("rb") as file:
             os.fsync(file.fileno())
             return hash_file(file)
 
-    def abandon(self) -> None:
+    def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
 

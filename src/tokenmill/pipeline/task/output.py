@@ -21,7 +21,7 @@ from tokenmill.pipeline.job import Job
 from tokenmill.pipeline.journal.journal import Journal, StoredReject, TaskRecord
 from tokenmill.pipeline.plan.tasks import Task
 from tokenmill.remote.paths import InputPath, input_path
-from tokenmill.store.shard import ShardWriter
+from tokenmill.store.shard import ShardWriter, publish_shard
 from tokenmill.supervision.masks import Weights
 from tokenmill.text_batch import IntArray, Reject, TextBatch, encode_texts
 
@@ -159,11 +159,8 @@ def publish_task(journal: Journal, record: TaskRecord, run: str) -> None:
 
     `run` is the suffix of their temporary names. A process may publish files that another process made.
     """
-    for shard in record.shards.values():
-        for suffix in shard.files:
-            path = f"{journal.store / shard.name}{suffix}"
-            os.replace(f"{path}.{run}.tmp", path)  # noqa: PTH105
-    for split in record.shards:
+    for split, shard in record.shards.items():
+        publish_shard(journal.store, shard, run)
         sync_directory(journal.store / split)
     if record.rejects:
         path = str(journal.rejects_path(record.name))
