@@ -377,10 +377,10 @@ def train(flags: argparse.Namespace) -> tuple[dict[int, float], tm.StepClock]:
                 if RANK == 0 and (is_last or step % flags.checkpoint_every == 0):
                     random = torch.get_rng_state(), torch.cuda.get_rng_state() if is_cuda else None
                     print0(f"checkpoint {checkpoints.save(step, torch.save, random=random)}")
-    print0(
-        clock.table() if losses else f"nothing to do: all {num_steps:,} steps are done; pass more --steps or --epochs"
-    )
+    nothing_to_do = f"nothing to do: all {num_steps:,} steps are done; pass more --steps or --epochs"
+    print0(clock.table() if losses else nothing_to_do)
     if WORLD_SIZE > 1:
+        dist.barrier()  # Gloo aborts a rank that leaves while another is still saving.
         dist.destroy_process_group()
     return losses, clock
 

@@ -78,10 +78,12 @@ class Tokenizer:
         return {name: value for name, value in plain.items() if isinstance(value, str)}
 
     def save(self, folder: Path) -> None:
-        """Write the files of the tokenizer, so that a store is self-contained."""
+        """Write the files of the tokenizer that are not there yet, so that a store is self-contained."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in sorted(self.files.items()):
-            write_durably(folder / name, data)
+            path = folder / name
+            if not path.exists() or path.read_bytes() != data:
+                write_durably(path, data)
 
     def token_id(self, token: str, flag: str) -> int:
         """Return the id of a token that is given as its string or its number."""
