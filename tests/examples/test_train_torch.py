@@ -581,6 +581,7 @@ def test_a_compiled_run_has_the_losses_of_one_that_is_not(whole: Whole, tmp_path
     assert numbers(read_log(tmp_path / "losses")) == pytest.approx(numbers(whole.losses), abs=1e-3)
 
 
+@pytest.mark.filterwarnings("default::DeprecationWarning:torch")  # its compiler uses its own deprecated functions
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
 def test_compiled_blocks_with_flex_attention_give_the_loss_of_plain_ones(
