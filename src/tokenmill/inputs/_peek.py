@@ -9,16 +9,15 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.arrow_types import STRINGS
 from tokenmill.errors import DataError
 from tokenmill.files import DamagedInput, detect_compression, open_stream
 
-__all__ = ["STRINGS", "count_documents", "only_text_column", "text_column_of_card", "text_column_of_file"]
+__all__ = ["count_documents", "only_text_column", "text_column_of_card", "text_column_of_file"]
 
 BLOCK_BYTES = 1 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 DEFAULT = "text"
-STRINGS = {"string", "large_string", "string_view"}
-"""Arrow's names for the types of text columns."""
 FIRST_RECORDS = 100
 
 

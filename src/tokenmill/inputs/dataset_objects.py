@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.arrow_types import find_type
+from tokenmill.arrow_types import find_type, holds_strings
 from tokenmill.display import Display, Preparation
 from tokenmill.errors import DataError, StoreError, UsageError
 from tokenmill.files import sync_directory, write_durably
-from tokenmill.inputs._peek import STRINGS, only_text_column
+from tokenmill.inputs._peek import only_text_column
 
 __all__ = ["DatasetRows", "find_text_key", "is_dataset", "staged"]
 
@@ -65,14 +65,13 @@ class DatasetRows(msgspec.Struct, frozen=True, kw_only=True):
         import pyarrow.types as types
 
         for key in self.kept:
-            if _find_type(schema, key) is None:
+            if find_type(schema, key) is None:
                 raise UsageError(f"column {key.partition('.')[0]!r} of the dataset has no field {key!r} to keep")
-        kind = _find_type(schema, self.keys[0])
+        kind = find_type(schema, self.keys[0])
         # Several fields may be of any type, and so may messages, which are a list of objects.
         if len(self.keys) > 1 or kind is None or (types.is_list(kind) and types.is_struct(kind.value_type)):
             return
-        held = kind.value_type if types.is_dictionary(kind) else kind
-        if str(held) not in STRINGS and not types.is_null(held):
+        if not holds_strings(kind, or_nothing=True):
             raise UsageError(
                 f"column {self.keys[0]!r} of the dataset has type {kind}, and texts are strings; name another with "
                 "text_key=..., or convert it with map"
@@ -340,8 +339,3 @@ def _settle(path: Path) -> None:
         os.fsync(file.fileno())
     stamp = digest.intdigest() >> 4
     os.utime(path, ns=(stamp, stamp))
-
-
-def _find_type(schema: Any, key: str) -> Any:
-    """The type of a column, or of a field inside of one (`meta.url`)."""
-    return find_type(schema, [key] if schema.get_field_index(key) >= 0 else key.split("."))

@@ -8,6 +8,7 @@ still unknown is an error; nothing is guessed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from json import JSONDecoder
 
 import msgspec
@@ -32,7 +33,7 @@ __all__ = [
     "reader_for",
 ]
 
-READERS: dict[str, Callable[[ReadOptions], JsonReader | JsonlReader | ParquetReader | TextReader]] = {
+READERS: dict[str, Callable[[ReadOptions], Reader]] = {
     "json": JsonReader,
     "jsonl": JsonlReader,
     "parquet": ParquetReader,
@@ -62,7 +63,7 @@ def reader_for(format: str, options: ReadOptions) -> Reader:
 def delimited_reader_for(format: str, options: ReadOptions) -> DelimitedReader:
     """Create the reader of a format that can be read as a stream, which is every format except Parquet."""
     reader = READERS[format](options)
-    assert not isinstance(reader, ParquetReader)
+    assert isinstance(reader, DelimitedReader)
     return reader
 
 
@@ -106,12 +107,9 @@ def format_by_name(path: InputPath) -> str | None:
 
 def _decompressed_head(path: InputPath, compression: str) -> bytes:
     head = b""
-    with open_stream(path, compression) as stream:
-        try:
-            while len(head) < _HEAD_BYTES and (data := stream.read(_HEAD_BYTES - len(head))):
-                head += data
-        except DamagedInput:
-            pass
+    with open_stream(path, compression) as stream, suppress(DamagedInput):
+        while len(head) < _HEAD_BYTES and (data := stream.read(_HEAD_BYTES - len(head))):
+            head += data
     return head
 
 

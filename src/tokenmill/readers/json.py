@@ -8,40 +8,30 @@ into tasks) is then the same as for JSON lines.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from tokenmill.compression import DamagedInput
 from tokenmill.readers._blocks import BYTE_ORDER_MARK
-from tokenmill.readers.base import ByteStream, DelimitedReader, ReadOptions
+from tokenmill.readers.base import ByteStream
 from tokenmill.readers.jsonl import JsonlReader
-from tokenmill.text_batch import TextBatch
 
 __all__ = ["JsonElements", "JsonReader"]
 
 
-class JsonReader(DelimitedReader):
+class JsonReader(JsonlReader):
     """Reads the elements of a JSON array, or concatenated values.
 
     Positions are bytes of the JSON lines that `adapt` makes, and lines are elements.
     """
 
-    delimiter = b"\n"
-
-    def __init__(self, options: ReadOptions) -> None:
-        self._lines = JsonlReader(options)
+    splittable = False
 
     def adapt(self, stream: ByteStream) -> ByteStream:
         """Convert the elements to JSON lines."""
         return JsonElements(stream)
 
-    def read_stream(self, stream: ByteStream, *, position: int = 0) -> Iterator[TextBatch]:
-        """Read all documents of an adapted stream."""
-        return self._lines.read_stream(stream, position=position)
-
 
 # Line ends become tabs. Between values both are white space, and inside a string both are errors.
 _ONE_LINE = bytes.maketrans(b"\r\n", b"\t\t")
-_SCALAR_STARTS = frozenset(b"-0123456789tfn"[i : i + 1] for i in range(14))
 _BLANK = re.compile(rb"[ \t]*")
 _SCALAR = re.compile(rb'[^ \t,\[\]{}"]*')
 _MARK = re.compile(rb'["\[\]{}]')
@@ -131,7 +121,7 @@ class JsonElements:
             self._inside, self._depth = "brackets", 1
         elif char == b'"':
             self._inside, self._depth = "string", 0
-        elif char in _SCALAR_STARTS:
+        elif char in b"-0123456789tfn":
             self._inside = "scalar"
         else:
             self._report_damage(char)

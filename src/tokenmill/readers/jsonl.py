@@ -7,7 +7,7 @@ reader also checks that each line is exactly one object.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -15,17 +15,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.readers._blocks import (
-    BYTE_ORDER_MARK,
-    byte_ranges,
-    read_documents,
-    read_file_range,
-    skipped_as_too_long,
-)
+from tokenmill.readers._blocks import BYTE_ORDER_MARK, skipped_as_too_long
 from tokenmill.readers._json_errors import explain_record, read_again
 from tokenmill.readers._json_strings import find_all, is_utf8, pack
-from tokenmill.readers.base import ByteStream, DelimitedReader, ReadOptions, as_kept, find_value, split_key
-from tokenmill.remote.paths import InputPath
+from tokenmill.readers.base import DelimitedReader, ReadOptions, as_kept, find_value, split_key
 from tokenmill.text_batch import Refusal, Reject, TextBatch, too_long
 
 __all__ = ["JsonlReader"]
@@ -35,13 +28,15 @@ BLOCKS_SKIPPED = 15
 """How many blocks are not packed after one that could not be packed."""
 _REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _Kept = tuple["str | None", ...]
+_Places = npt.NDArray[np.int64]
+_Decoded = tuple[_Places, Sequence[Any], "list[_Kept] | None", dict[int, Refusal]]
+"""The numbers of the lines that are documents, these documents, their kept values, and refusals by line number."""
 
 
 class JsonlReader(DelimitedReader):
     """Reads one JSON object per line and skips blank lines."""
 
     splittable = True
-    delimiter = b"\n"
 
     def __init__(self, options: ReadOptions) -> None:
         self._has_records = bool(options.record_keys)
@@ -49,90 +44,47 @@ class JsonlReader(DelimitedReader):
         self._packed = _PackedTextFields(options) if options.packed and not self._has_records else None
         self._max_text = options.max_document_bytes
         # JSON spends at most two bytes per byte of text unless it escapes plain letters.
-        self._max_line = 2 * options.max_document_bytes + (64 << 10)
+        self.max_bytes = 2 * options.max_document_bytes + (64 << 10)
 
-    def plan(self, path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
-        """Divide a file into ranges of bytes."""
-        return byte_ranges(path, task_bytes)
-
-    def read_range(self, path: InputPath, start: int, stop: int | None) -> Iterator[TextBatch]:
-        """Read the documents of an uncompressed file whose lines start in `[start, stop)`."""
-        return read_file_range(
-            path, start, stop, delimiter=self.delimiter, max_bytes=self._max_line, decode=self._decode
-        )
-
-    def read_stream(self, stream: ByteStream, *, position: int = 0) -> Iterator[TextBatch]:
-        """Read all documents of a stream."""
-        return read_documents(stream, position, delimiter=self.delimiter, max_bytes=self._max_line, decode=self._decode)
-
-    def _decode(self, data: bytes | bytearray, num_bytes: int, position: int, line: int) -> TextBatch:
+    def decode(self, data: bytes | bytearray, num_bytes: int, position: int, line: int) -> TextBatch:
+        """Decode all lines at once, or each on its own if something in the block is wrong."""
         if position == 0 and data.startswith(BYTE_ORDER_MARK):
             data = b"   " + data[3:]
         starts, stops = _find_lines(data, num_bytes)
-        if len(starts):
-            filled, uniform = _check_lines(data, starts, stops)
-            if uniform and int((stops - starts).max()) <= self._max_text:
-                block = memoryview(data)[:num_bytes]
-                packed = self._packed.decode_block(block, len(filled)) if self._packed is not None else None
-                decoded = packed or self._fields.decode_block(block, len(filled))
-                if decoded is not None:
-                    documents, kept = decoded
-                    lines = np.arange(line, line + len(starts))
-                    if len(filled) < len(starts):
-                        lines = lines[np.searchsorted(starts, filled)]
-                    return self._batch(documents, filled + position, kept, [], len(starts), lines)
-        return self._decode_lines(data, starts, stops, position, line)
+        block = self._decode_block(memoryview(data)[:num_bytes], starts, stops) if len(starts) else None
+        good, documents, kept, refusals = block or self._decode_lines(data, starts, stops)
+        rejects = [Reject(position + int(starts[index]), line + index, *why) for index, why in refusals.items()]
+        texts, records = ([], list(documents)) if self._has_records else (documents, None)
+        return TextBatch(texts, starts[good] + position, kept, rejects, len(starts), records=records, lines=good + line)
 
-    def _decode_lines(
-        self,
-        data: bytes | bytearray,
-        starts: npt.NDArray[np.int64],
-        stops: npt.NDArray[np.int64],
-        position: int,
-        line: int,
-    ) -> TextBatch:
-        """Decode each line on its own, because something in the block is wrong."""
+    def _decode_block(self, data: memoryview, starts: _Places, stops: _Places) -> _Decoded | None:
+        good, is_uniform = _check_lines(data, starts, stops)
+        if not is_uniform or int((stops - starts).max()) > self._max_text:
+            return None
+        packed = self._packed.decode_block(data, len(good)) if self._packed is not None else None
+        decoded = packed or self._fields.decode_block(data, len(good))
+        return (good, *decoded, {}) if decoded is not None else None
+
+    def _decode_lines(self, data: bytes | bytearray, starts: _Places, stops: _Places) -> _Decoded:
+        good: list[int] = []
         documents: list[Any] = []
-        positions: list[int] = []
-        lines: list[int] = []
         kept: list[_Kept] = []
-        rejects: list[Reject] = []
+        refusals: dict[int, Refusal] = {}
         for index, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
             record = data[start:stop]
             if not record.strip(WHITESPACE):
                 continue
             document = self._decode_one(record)
             if isinstance(document, Refusal):
-                rejects.append(Reject(position + start, line + index, *document))
-                continue
-            documents.append(document[0])
-            positions.append(position + start)
-            lines.append(line + index)
-            kept.append(document[1])
-        return self._batch(
-            documents,
-            np.array(positions, np.int64),
-            kept if self._fields.keep_parts else None,
-            rejects,
-            len(starts),
-            np.array(lines, np.int64),
-        )
-
-    def _batch(
-        self,
-        documents: Sequence[Any],
-        positions: npt.NDArray[np.int64],
-        kept: list[_Kept] | None,
-        rejects: list[Reject],
-        num_lines: int,
-        lines: npt.NDArray[np.int64],
-    ) -> TextBatch:
-        if not self._has_records:
-            return TextBatch(documents, positions, kept, rejects, num_lines, lines=lines)
-        return TextBatch([], positions, kept, rejects, num_lines, records=list(documents), lines=lines)
+                refusals[index] = document
+            else:
+                good.append(index)
+                documents.append(document[0])
+                kept.append(document[1])
+        return np.array(good, np.int64), documents, kept if self._fields.keep_parts else None, refusals
 
     def _decode_one(self, record: bytes | bytearray) -> tuple[Any, _Kept] | Refusal:
-        if len(record) > self._max_line:
+        if len(record) > self.max_bytes:
             return skipped_as_too_long(len(record))
         document = self._fields.decode_one(record)
         if isinstance(document, Refusal) or len(record) <= self._max_text or self._has_records:
@@ -250,7 +202,7 @@ class _PackedTextFields(_TextFields):
         return packed
 
 
-def _find_lines(data: bytes | bytearray, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _find_lines(data: bytes | bytearray, stop: int) -> tuple[_Places, _Places]:
     """Find the starts and stops of lines, without their line ends, in the first `stop` bytes."""
     if data.count(b"\n", 0, min(stop, 8192)) > 16:
         stops = np.flatnonzero(np.frombuffer(data, np.uint8, stop) == 10)
@@ -264,10 +216,8 @@ def _find_lines(data: bytes | bytearray, stop: int) -> tuple[npt.NDArray[np.int6
     return starts, stops
 
 
-def _check_lines(
-    data: bytes | bytearray, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], bool]:
-    """Return the starts of lines that are not empty, and whether each of them begins with `{` and ends with `}`.
+def _check_lines(data: memoryview, starts: _Places, stops: _Places) -> tuple[_Places, bool]:
+    """Return the numbers of lines that are not empty, and whether each of them begins with `{` and ends with `}`.
 
     Inside one JSON value, `{` never follows `}` with only white space between them. So every such line starts a new
     value, and if a block has as many values as lines, each line is exactly one value.
@@ -275,7 +225,5 @@ def _check_lines(
     codes = np.frombuffer(data, np.uint8)
     last = stops - 1
     last = last - (codes[last] == 13)
-    filled = last >= starts
-    if not filled.all():
-        starts, last = starts[filled], last[filled]
-    return starts, bool((codes[starts] == 123).all() and (codes[last] == 125).all())
+    filled = np.flatnonzero(last >= starts)
+    return filled, bool((codes[starts[filled]] == 123).all() and (codes[last[filled]] == 125).all())

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.arrow_types import find_type
+from tokenmill.arrow_types import column_path, find_type, holds_strings
 from tokenmill.errors import DataError
 from tokenmill.readers._json_strings import is_utf8
 from tokenmill.readers.base import Reader, ReadOptions, as_kept, split_key
@@ -35,6 +35,7 @@ class ParquetReader(Reader):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        self._keys = options.record_keys or (options.text_key,)
         for key in (options.text_key, *options.record_keys, *options.keep_keys):
             split_key(key)
 
@@ -103,42 +104,34 @@ class ParquetReader(Reader):
 
     def _check_documents(self, path: InputPath, schema: Any) -> None:
         """Raise `DataError` if the columns of a file cannot give documents."""
-        import pyarrow.types as types
-
         if self._options.record_keys:
-            if not self._record_columns(schema):
+            if all(find_type(schema, key) is None for key in self._keys):
                 names = ", ".join(map(repr, schema.names))
-                raise DataError(str(path), f"no column {self._options.record_keys[0]!r}; the columns are {names}")
+                raise DataError(str(path), f"no column {self._keys[0]!r}; the columns are {names}")
             return
         wanted = self._options.text_key
-        kind = _find_type(schema, wanted)
+        kind = find_type(schema, wanted)
         if kind is None:
             raise DataError(str(path), f"no column {wanted!r}; {_advise(schema)}")
-        value_kind = kind.value_type if types.is_dictionary(kind) else kind
-        if not (_is_string(value_kind) or types.is_null(value_kind)):
+        if not holds_strings(kind, or_nothing=True):
             raise DataError(str(path), f"column {wanted!r} has type {kind}, not string; {_advise(schema)}")
 
     def _check_kept(self, path: InputPath, schema: Any) -> None:
         for key in self._options.keep_keys:
-            if _find_type(schema, key) is None:
+            if find_type(schema, key) is None:
                 names = ", ".join(map(repr, schema.names))
                 raise DataError(str(path), f"no column {key!r} to keep; the columns are {names}")
 
-    def _record_columns(self, schema: Any) -> list[str]:
-        """Return the fields of a record that the file has."""
-        return [key for key in self._options.record_keys if _find_type(schema, key) is not None]
-
     def _text_bytes(self, group: Any) -> int:
         columns = (group.column(index) for index in range(group.num_columns))
-        keys = self._options.record_keys or (self._options.text_key,)
-        inside = tuple(f"{key}." for key in keys)
-        wanted = (c for c in columns if c.path_in_schema in keys or c.path_in_schema.startswith(inside))
+        inside = tuple(f"{key}." for key in self._keys)
+        wanted = (c for c in columns if c.path_in_schema in self._keys or c.path_in_schema.startswith(inside))
         return sum(int(c.total_uncompressed_size) for c in wanted)
 
     def _iter_rows(self, file: Any, start: int, stop: int, most_rows: int) -> Iterator[Any]:
         """Yield record batches of about `BATCH_BYTES` of text with exactly the rows in `[start, stop)`."""
-        documents = self._record_columns(file.schema_arrow) if self._options.record_keys else [self._options.text_key]
-        columns = [*documents, *self._options.keep_keys]
+        keys = (*self._keys, *self._options.keep_keys)
+        columns = [key for key in keys if find_type(file.schema_arrow, key) is not None]
         next_row = 0
         for number in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(number)
@@ -187,7 +180,7 @@ class ParquetReader(Reader):
     def _to_records(self, rows: Any) -> list[tuple[Any, ...]]:
         nothing = [None] * len(rows)
         columns = [
-            _plain(_column(rows, key)).to_pylist() if _find_type(rows.schema, key) is not None else nothing
+            _plain(_column(rows, key)).to_pylist() if find_type(rows.schema, key) is not None else nothing
             for key in self._options.record_keys
         ]
         return list(zip(*columns, strict=True))
@@ -230,21 +223,6 @@ def _first_sentence(error: Exception) -> str:
     return str(error).partition("\n")[0].partition(". ")[0][:120]
 
 
-def _is_string(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    return bool(types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view")
-
-
-def _path(schema: Any, key: str) -> tuple[str, ...]:
-    """Return the names that a key leads through; a column whose own name has dots comes first."""
-    return (key,) if schema.get_field_index(key) >= 0 else split_key(key)
-
-
-def _find_type(schema: Any, key: str) -> Any:
-    return find_type(schema, _path(schema, key))
-
-
 def _string_columns(schema: Any, prefix: str = "") -> list[str]:
     import pyarrow.types as types
 
@@ -252,7 +230,7 @@ def _string_columns(schema: Any, prefix: str = "") -> list[str]:
     for field in schema:
         if types.is_struct(field.type):
             found += _string_columns(field.type, f"{prefix}{field.name}.")
-        elif _is_string(field.type.value_type if types.is_dictionary(field.type) else field.type):
+        elif holds_strings(field.type):
             found.append(prefix + field.name)
     return found
 
@@ -273,7 +251,7 @@ def _advise(schema: Any) -> str:
 def _column(rows: Any, key: str) -> Any:
     import pyarrow.compute as pc
 
-    parts = _path(rows.schema, key)
+    parts = column_path(rows.schema, key)
     column = rows.column(parts[0])
     for name in parts[1:]:
         column = pc.struct_field(column, name)
@@ -292,8 +270,7 @@ def _pack(column: Any, longest: int) -> PackedTexts | None:
     if most > longest or not is_utf8(column):
         return None
     kind = pa.large_binary()
-    edges = pa.Array.from_buffers(pa.int64(), 2, [None, pa.py_buffer(np.array([0, len(column)]))])
-    together = pa.LargeListArray.from_arrays(edges, column.cast(kind))
+    together = pa.LargeListArray.from_arrays([0, len(column)], column.cast(kind))
     return PackedTexts(pc.binary_join(together, pa.scalar(PackedTexts.SEPARATOR, kind))[0].as_py(), len(column), most)
 
 

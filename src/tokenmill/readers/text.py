@@ -14,10 +14,9 @@ import numpy.typing as npt
 
 from tokenmill.compression import DamagedInput
 from tokenmill.errors import UsageError
-from tokenmill.readers._blocks import BYTE_ORDER_MARK, byte_ranges, overlaps_itself, read_documents, read_file_range
+from tokenmill.readers._blocks import BLOCK_BYTES, BYTE_ORDER_MARK, overlaps_itself
 from tokenmill.readers._json_strings import is_utf8
-from tokenmill.readers.base import BLOCK_BYTES, ByteStream, DelimitedReader, ReadOptions
-from tokenmill.remote.paths import InputPath
+from tokenmill.readers.base import ByteStream, DelimitedReader, ReadOptions
 from tokenmill.text_batch import PackedTexts, Refusal, Reject, TextBatch, too_long
 
 __all__ = ["TextReader"]
@@ -34,45 +33,33 @@ class TextReader(DelimitedReader):
         if options.separator == "":
             raise UsageError("--separator is empty; expected at least one character")
         self._lines = options.separator is None
-        self._whole = options.whole_files
         self._max_text = options.max_document_bytes
         # Room for a byte order mark and a carriage return beside the text.
-        self._max_piece = self._max_text + len(BYTE_ORDER_MARK) + 1
+        self.max_bytes = self._max_text + len(BYTE_ORDER_MARK) + 1
         self._packs = options.packed
         self._num_kept = len(options.keep_keys)
-        self._cut_at = b"\n" if options.separator is None else options.separator.encode()
-        self.splittable = not self._whole and not overlaps_itself(self._cut_at)
-        self.delimiter = b"" if self._whole else self._cut_at
-
-    def plan(self, path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
-        """Divide a file into ranges of bytes, or return the whole file if it cannot be split."""
-        return byte_ranges(path, task_bytes) if self.splittable else super().plan(path, task_bytes)
-
-    def read_range(self, path: InputPath, start: int, stop: int | None) -> Iterator[TextBatch]:
-        """Read the documents of an uncompressed file that start in `[start, stop)`."""
-        if not self.splittable:
-            return super().read_range(path, start, stop)
-        return read_file_range(
-            path, start, stop, delimiter=self._cut_at, max_bytes=self._max_piece, decode=self._decode
-        )
+        if options.whole_files:
+            self.delimiter = b""
+        elif options.separator is not None:
+            self.delimiter = options.separator.encode()
+        self.splittable = not options.whole_files and not overlaps_itself(self.delimiter)
 
     def read_stream(self, stream: ByteStream, *, position: int = 0) -> Iterator[TextBatch]:
         """Read all documents of a stream."""
-        if self._whole:
-            return self._read_whole(stream)
-        return read_documents(stream, position, delimiter=self._cut_at, max_bytes=self._max_piece, decode=self._decode)
+        return super().read_stream(stream, position=position) if self.delimiter else self._read_whole(stream)
 
-    def _decode(self, data: bytes | bytearray, num_bytes: int, position: int, line: int) -> TextBatch:
-        pieces: list[bytes | bytearray] = [*data[:num_bytes].split(self._cut_at)]
+    def decode(self, data: bytes | bytearray, num_bytes: int, position: int, line: int) -> TextBatch:
+        """Decode documents, all of them at once unless one is refused."""
+        pieces: list[bytes | bytearray] = [*data[:num_bytes].split(self.delimiter)]
         positions = np.zeros(len(pieces), np.int64)
-        np.cumsum([len(piece) + len(self._cut_at) for piece in pieces[:-1]], out=positions[1:])
+        np.cumsum([len(piece) + len(self.delimiter) for piece in pieces[:-1]], out=positions[1:])
         positions += position
         if position == 0:
             pieces[0] = pieces[0].removeprefix(BYTE_ORDER_MARK)
         if not pieces[-1]:
             pieces.pop()
         num_lines = len(pieces)
-        lines = np.arange(line, line + num_lines) if self._cut_at == b"\n" else np.full(num_lines, -1)
+        lines = np.arange(line, line + num_lines) if self.delimiter == b"\n" else np.full(num_lines, -1)
         wanted = list(range(num_lines))
         if self._lines:
             pieces = [piece.removesuffix(b"\r") for piece in pieces]
@@ -115,7 +102,7 @@ class TextReader(DelimitedReader):
         try:
             while data := stream.read(BLOCK_BYTES):
                 num_bytes += len(data)
-                if num_bytes <= self._max_piece + BLOCK_BYTES:
+                if num_bytes <= self.max_bytes + BLOCK_BYTES:
                     held += data
         except DamagedInput as damage:
             refusal = Refusal("damaged", damage.reason)
