@@ -6,7 +6,7 @@ Neither reports every kind of damage, so the classes here check what the librari
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, Protocol
 
 __all__ = ["ByteStream", "DamagedInput", "GzipMembers", "ZstdFrames"]
@@ -83,23 +83,17 @@ class ZstdFrames:
     """Decompresses zstd frames one after another.
 
     zstandard's reader does not report a truncated input. `_ZstdHeaders` parses the frame and block headers of the
-    same bytes, to know whether the last frame was complete.
+    bytes that it reads, to know whether the last frame was complete.
     """
 
     def __init__(self, source: ByteStream, max_window_bytes: int) -> None:
         import zstandard
 
-        self._source = source
         self._max_window_bytes = max_window_bytes
         self._error = zstandard.ZstdError
-        self._headers = _ZstdHeaders()
+        self._headers = _ZstdHeaders(source)
         decompressor: Any = zstandard.ZstdDecompressor(max_window_size=max_window_bytes)
-        self._reader = decompressor.stream_reader(_Pull(self._pull), COMPRESSED_READ_BYTES, read_across_frames=True)
-
-    def _pull(self, size: int) -> bytes:
-        data = self._source.read(size)
-        self._headers.follow(data)
-        return data
+        self._reader = decompressor.stream_reader(self._headers, COMPRESSED_READ_BYTES, read_across_frames=True)
 
     def read(self, size: int, /) -> bytes:
         """Return up to `size` decompressed bytes of one compressed read."""
@@ -116,25 +110,22 @@ class ZstdFrames:
         return data
 
 
-class _Pull:
-    def __init__(self, read: Callable[[int], bytes]) -> None:
-        self.read = read
-
-
 class _ZstdHeaders:
-    """Parses the frame and block headers of RFC 8878 in a stream, and skips the rest."""
+    """Passes on the bytes of a source, and parses the frame and block headers of RFC 8878 in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: ByteStream) -> None:
+        self._source = source
         self.between_frames = True
         self._partial = b""
         self._walk = self._steps()
         self._wanted = next(self._walk)
 
-    def follow(self, data: bytes) -> None:
-        """Take the next bytes of the stream.
+    def read(self, size: int, /) -> bytes:
+        """Return the next bytes.
 
         `_steps` yields the number of bytes that it wants to read, or minus the number that it wants to skip.
         """
+        data = self._source.read(size)
         offset = 0
         while offset < len(data):
             step = min(abs(self._wanted) - len(self._partial), len(data) - offset)
@@ -147,6 +138,7 @@ class _ZstdHeaders:
                 header, self._partial = self._partial, b""
                 self._wanted = self._walk.send(header)
             self.between_frames &= not self._partial
+        return data
 
     def _steps(self) -> Generator[int, bytes, None]:
         while True:

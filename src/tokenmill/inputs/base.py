@@ -8,7 +8,7 @@ import msgspec
 
 from tokenmill.display import Display
 
-__all__ = ["ALL", "Backend", "Expansion", "Extent", "Input"]
+__all__ = ["Backend", "Expansion", "Extent", "Input"]
 
 
 class Extent(msgspec.Struct, frozen=True):
@@ -18,9 +18,6 @@ class Extent(msgspec.Struct, frozen=True):
     """Files with this many documents suffice."""
     is_sample: bool = False
     """A few files that represent all of them suffice."""
-
-
-ALL = Extent()
 
 
 class Input(msgspec.Struct, frozen=True):

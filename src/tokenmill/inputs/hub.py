@@ -15,12 +15,12 @@ from tokenmill.inputs._hub_fetch import choose_sample, fetch, fetch_first, weigh
 from tokenmill.inputs._hub_layout import Layout, Selection
 from tokenmill.inputs._hub_names import CONVERTED, MAIN, parse
 from tokenmill.inputs._peek import text_column_of_file
-from tokenmill.inputs.base import ALL, Expansion, Extent, Input
+from tokenmill.inputs.base import Expansion, Extent, Input
 
 __all__ = ["expand"]
 
 
-def expand(item: str, display: Display, extent: Extent = ALL) -> Expansion:
+def expand(item: str, display: Display, extent: Extent) -> Expansion:
     """Fetch the files of a data set, or of a path in one, as many as are wanted."""
     with quiet_client():
         repository = open_repository(parse(item))

@@ -10,7 +10,7 @@ import stat
 
 from tokenmill.display import Display
 from tokenmill.errors import UsageError
-from tokenmill.inputs.base import ALL, Expansion, Extent, Input
+from tokenmill.inputs.base import Expansion, Extent, Input
 
 __all__ = ["expand", "is_here"]
 
@@ -23,7 +23,7 @@ def is_here(item: str) -> bool:
         return False
 
 
-def expand(item: str, display: Display, extent: Extent = ALL) -> Expansion:
+def expand(item: str, display: Display, extent: Extent) -> Expansion:
     """List the files of one path or glob. Directories are read recursively and sorted, without hidden files."""
     try:
         mode = os.stat(item).st_mode

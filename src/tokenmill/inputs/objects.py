@@ -12,13 +12,13 @@ import re
 from tokenmill.display import Display
 from tokenmill.errors import UsageError
 from tokenmill.inputs._glob import translate
-from tokenmill.inputs.base import ALL, Expansion, Extent, Input
+from tokenmill.inputs.base import Expansion, Extent, Input
 from tokenmill.remote.bucket import Bucket, split_url
 
 __all__ = ["expand"]
 
 
-def expand(item: str, display: Display, extent: Extent = ALL) -> Expansion:
+def expand(item: str, display: Display, extent: Extent) -> Expansion:
     """List the objects of one URL. Folders are read recursively and sorted, without hidden names, as on a disk."""
     if glob.has_magic(item.partition("://")[2].partition("/")[0]):
         raise UsageError(f"input {item}: the name of a bucket has no wildcards; put them after it")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -55,7 +55,6 @@ reachable: set[str] = set()
 
 ObjectTuple = tuple[str, int, str | None]
 """Key, size and ETag."""
-ResultT = TypeVar("ResultT")
 
 
 def mark_reachable(scheme: str) -> None:
@@ -72,7 +71,11 @@ def perform(request: ObjectRequest) -> Any:
         import obstore  # noqa: F401
     except ImportError:
         raise MissingDependencyError(f"{request.scheme}://{request.bucket}", "s3") from None
-    return _ACTIONS[request.do](request)
+    if request.do == "create":
+        return _create(request)
+    if request.do == "delete":
+        return _delete(request)
+    return _retry(request)
 
 
 def _store(request: ObjectRequest) -> Any:
@@ -105,58 +108,47 @@ def _open(scheme: str, bucket: str, environment: tuple[tuple[str, str], ...]) ->
         raise explain_configuration(f"{scheme}://{bucket}", error) from None
 
 
-def _head(request: ObjectRequest) -> ObjectTuple:
-    import obstore
-
-    meta = _retry(request, lambda: obstore.head(_store(request), request.key))
+def _head(obstore: Any, store: Any, request: ObjectRequest) -> ObjectTuple:
+    meta = obstore.head(store, request.key)
     return request.key, meta["size"], meta["e_tag"]
 
 
-def _list(request: ObjectRequest) -> list[ObjectTuple]:
-    import obstore
-
-    def collect() -> list[ObjectTuple]:
-        stream = obstore.list(_store(request), request.key or None, chunk_size=1000)
-        return [(meta["path"], meta["size"], meta["e_tag"]) for chunk in stream for meta in chunk]
-
-    return _retry(request, collect)
+def _list(obstore: Any, store: Any, request: ObjectRequest) -> list[ObjectTuple]:
+    stream = obstore.list(store, request.key or None, chunk_size=1000)
+    return [(meta["path"], meta["size"], meta["e_tag"]) for chunk in stream for meta in chunk]
 
 
-def _read(request: ObjectRequest) -> tuple[memoryview, str | None]:
+def _read(obstore: Any, store: Any, request: ObjectRequest) -> tuple[memoryview, str | None]:
     """Read all bytes of a range, and the ETag of the object."""
-    import obstore
-
     options: Any = {"range": (request.start, request.stop)} if request.stop else {}
     if request.etag is not None:
         options["if_match"] = request.etag
-
-    def get() -> tuple[memoryview, str | None]:
-        result = obstore.get(_store(request), request.key, options=options)
-        size = result.meta["size"]
-        if request.num_bytes is not None and size != request.num_bytes:
-            wrong = f"{request.url} has {size:,} bytes and not {request.num_bytes:,}"
-            raise ChangedObject(f"{wrong}; it was replaced or cut off")
-        data = memoryview(result.bytes())
-        wanted = min(request.stop, size) - request.start if request.stop else size
-        if len(data) != wanted:
-            raise TruncatedAnswer(f"{request.url} cannot be read: {len(data):,} bytes came instead of {wanted:,}")
-        return data, result.meta["e_tag"]
-
-    return _retry(request, get)
+    result = obstore.get(store, request.key, options=options)
+    size = result.meta["size"]
+    if request.num_bytes is not None and size != request.num_bytes:
+        wrong = f"{request.url} has {size:,} bytes and not {request.num_bytes:,}"
+        raise ChangedObject(f"{wrong}; it was replaced or cut off")
+    data = memoryview(result.bytes())
+    wanted = min(request.stop, size) - request.start if request.stop else size
+    if len(data) != wanted:
+        raise TruncatedAnswer(f"{request.url} cannot be read: {len(data):,} bytes came instead of {wanted:,}")
+    return data, result.meta["e_tag"]
 
 
-def _put(request: ObjectRequest) -> None:
-    import obstore
-
-    _retry(request, lambda: obstore.put(_store(request), request.key, request.data))
+def _put(obstore: Any, store: Any, request: ObjectRequest, **options: Any) -> None:
+    obstore.put(store, request.key, Path(request.path) if request.path else request.data, **options)
 
 
-def _upload(request: ObjectRequest) -> None:
-    """Upload a file in parts. A retry starts from the first part; the object appears when all parts have arrived."""
-    import obstore
-
-    put = partial(obstore.put, chunk_size=PART_BYTES, max_concurrency=4)
-    _retry(request, lambda: put(_store(request), request.key, Path(request.path)))
+_ATTEMPTS: dict[str, Callable[[Any, Any, ObjectRequest], Any]] = {
+    "head": _head,
+    "list": _list,
+    "read": _read,
+    "put": _put,
+    # The object appears when all parts have arrived, and a retry starts from the first.
+    "upload": partial(_put, chunk_size=PART_BYTES, max_concurrency=4),
+    "create": partial(_put, mode="create"),
+    "delete": lambda obstore, store, request: obstore.delete(store, request.keys),
+}
 
 
 def _create(request: ObjectRequest) -> bool:
@@ -164,15 +156,13 @@ def _create(request: ObjectRequest) -> bool:
 
     The answer to our own request may get lost after the object was written, so that a retry finds it.
     """
-    import obstore
-
     for _ in range(CREATE_ATTEMPTS):
         try:
-            _retry(request, lambda: obstore.put(_store(request), request.key, request.data, mode="create"))
+            _retry(request)
             return True
         except AlreadyThere as error:
             try:
-                existing, _ = _read(msgspec.structs.replace(request, do="read", stop=0))
+                existing, _ = _retry(msgspec.structs.replace(request, do="read"))
             except NoSuchObject:
                 continue  # another process has removed it since
             if existing != request.data:
@@ -182,37 +172,25 @@ def _create(request: ObjectRequest) -> bool:
 
 
 def _delete(request: ObjectRequest) -> None:
-    import obstore
-
     for first in range(0, len(request.keys), KEYS_PER_DELETE):
         keys = request.keys[first : first + KEYS_PER_DELETE]
         try:
-            _retry(request, partial(obstore.delete, _store(request), keys))
+            _retry(msgspec.structs.replace(request, keys=keys))
         except NoSuchObject:
             # Some stores refuse all keys because of one that does not exist.
             for key in keys if len(keys) > 1 else ():
                 _delete(msgspec.structs.replace(request, keys=[key]))
 
 
-_ACTIONS: dict[str, Callable[[ObjectRequest], Any]] = {
-    "head": _head,
-    "list": _list,
-    "read": _read,
-    "put": _put,
-    "upload": _upload,
-    "create": _create,
-    "delete": _delete,
-}
-
-
-def _retry(request: ObjectRequest, call: Callable[[], ResultT]) -> ResultT:
-    """Make a call, retry it while its error may pass, and raise other errors of obstore as ours."""
+def _retry(request: ObjectRequest) -> Any:
+    """Perform a request, retry it while its error may pass, and raise other errors of obstore as ours."""
+    import obstore
     from obstore.exceptions import BaseError
 
     started = time.monotonic()
     for attempt in itertools.count(1):
         try:
-            result = call()
+            result = _ATTEMPTS[request.do](obstore, _store(request), request)
         except TruncatedAnswer as error:
             if attempt == MAX_TRUNCATED:
                 raise RemoteError(f"{error}, {attempt} times; try again later") from None

@@ -116,10 +116,6 @@ class RemoteFile(io.RawIOBase):
         """True."""
         return True
 
-    def tell(self) -> int:
-        """The position of the next read."""
-        return self._position
-
     def size(self) -> int:
         """The size in bytes."""
         return self._info.num_bytes
