@@ -199,8 +199,8 @@ def test_rows_of_a_failed_run_are_reused_for_the_same_dataset_only(
     folder = tmp_path / ".out.inputs"
     assert sorted(path.name for path in folder.iterdir()) == [".complete.json", "rows-000000000000.parquet"]
     written = []
-    write = dataset_objects._Writer.write
-    monkeypatch.setattr(dataset_objects._Writer, "write", lambda self, given: (written.append(1), write(self, given)))
+    write = dataset_objects._write
+    monkeypatch.setattr(dataset_objects, "_write", lambda *given: (written.append(1), write(*given)))
     store = tokenize(dataset, tmp_path / "out", on_error="skip")
     assert not written
     assert not folder.exists()

@@ -7,11 +7,11 @@ at once. The cache keeps the files that are complete, and the same command conti
 from __future__ import annotations
 
 import inspect
-import queue
 import shutil
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from tokenmill.errors import TokenmillError
 from tokenmill.formatting import format_bytes
 from tokenmill.inputs._hub_client import File, Repository, cache_folder, retry
 from tokenmill.inputs._peek import count_documents
+from tokenmill.remote.thread_pool import DaemonPool
 
 __all__ = ["choose_sample", "fetch", "fetch_first", "weigh"]
 
@@ -75,7 +76,7 @@ def fetch(repository: Repository, files: Mapping[str, File], display: Display) -
         # The client links a content that the cache has from another commit.
         total = sum(files[path].bytes for path in absent if not repository.has_blob(files[path]))
         _check_space(repository, total)
-        _Fetcher(repository, total, display).fetch(absent)
+        _download(repository, absent, total, display)
     return {path: str(file) for path, file in local.items()}
 
 
@@ -93,102 +94,64 @@ class _Stopped(BaseException):
     """The run has ended, so the file is not needed; not an `Exception`, which the client would retry."""
 
 
-class _Fetcher:
-    """Threads that fetch files, while the calling thread shows how far they are."""
+def _download(repository: Repository, paths: list[str], total: int, display: Display) -> None:
+    """Fetch files in threads, and show how far they are."""
+    started = time.monotonic()
+    pool = DaemonPool("hub", min(NUM_THREADS, len(paths)))
+    counter = _make_counter(pool)
+    calls = [partial(_download_one, repository, path, counter) for path in paths]
+    pending = {pool.submit(partial(retry, call, repository.target)) for call in calls}
+    try:
+        while pending:
+            done, pending = wait(pending, SHOW_SECONDS, FIRST_COMPLETED)
+            for call in done:
+                call.result()
+            moment = Preparation(
+                action="fetching",
+                what=f"{len(paths) - len(pending):,} of {len(paths):,} files of {repository.id}",
+                unit="bytes",
+                seconds=time.monotonic() - started,
+                total=total,
+                done=min(counter.num_bytes, total) if pending else total,
+            )
+            display.update(moment)
+    finally:
+        # Give the threads a moment to remove their incomplete files.
+        pool.close(STOP_SECONDS)
+        display.close()
 
-    def __init__(self, repository: Repository, total: int, display: Display) -> None:
-        self._repository = repository
-        self._display = display
-        self._total = total
-        self._started = time.monotonic()
-        self._todo: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[TokenmillError | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._num_bytes = 0
-        self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
 
-    def fetch(self, paths: list[str]) -> None:
-        for path in paths:
-            self._todo.put(path)
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(min(NUM_THREADS, len(paths)))]
-        num_done = 0
-        try:
-            for thread in self._threads:
-                thread.start()
-            while num_done < len(paths):
-                try:
-                    error = self._done.get(timeout=SHOW_SECONDS)
-                except queue.Empty:
-                    pass
-                else:
-                    if error is not None:
-                        raise error
-                    num_done += 1
-                self._show(num_done, len(paths))
-        finally:
-            self._stop.set()
-            # Give the threads a moment to remove their incomplete files.
-            deadline = time.monotonic() + STOP_SECONDS
-            for thread in self._threads:
-                thread.join(max(0.0, deadline - time.monotonic()))
-            self._display.close()
+def _make_counter(pool: DaemonPool) -> Any:
+    """The class of a progress bar that shows nothing and counts the bytes of all files.
 
-    def _show(self, num_done: int, num_files: int) -> None:
-        moment = Preparation(
-            action="fetching",
-            what=f"{num_done:,} of {num_files:,} files of {self._repository.id}",
-            unit="bytes",
-            seconds=time.monotonic() - self._started,
-            total=self._total,
-            done=self._total if num_done == num_files else min(self._num_bytes, self._total),
-        )
-        self._display.update(moment)
+    Once the pool is closed, it stops the thread that reports bytes, if that is one of the pool.
+    """
+    from huggingface_hub.utils import tqdm
 
-    def _work(self) -> None:
-        while not self._stop.is_set():
-            try:
-                path = self._todo.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                retry(partial(self._download, path), self._repository.target)
-            except TokenmillError as error:
-                self._done.put(error)
-            except _Stopped:
-                return
-            else:
-                self._done.put(None)
+    lock = threading.Lock()
 
-    def _download(self, path: str) -> None:
-        from huggingface_hub import hf_hub_download
+    class Counter(tqdm):  # type: ignore[misc]
+        num_bytes = 0
 
-        # An older client does not report bytes, so that only whole files count.
-        reports = "tqdm_class" in inspect.signature(hf_hub_download).parameters
-        options = {"tqdm_class": self._counter()} if reports else {}
-        hf_hub_download(self._repository.id, path, repo_type="dataset", revision=self._repository.commit, **options)
+        def update(self, n: float | None = 1) -> None:
+            if not pool.is_open and threading.current_thread() in pool.threads:
+                raise _Stopped
+            with lock:
+                Counter.num_bytes += int(n or 0)
 
-    def _counter(self) -> Any:
-        """The class of a progress bar that shows nothing and adds its bytes to the count of all files."""
-        from huggingface_hub.utils import tqdm
+        def update_transfer(self, n: float = 1) -> None:
+            """Ignore the transfer of parts: `update` counts the same bytes."""
 
-        fetcher = self
+        def set_transfer_postfix_str(self, *_: Any, **__: Any) -> None:
+            """Ignore the speed."""
 
-        class Counter(tqdm):  # type: ignore[misc]
-            def update(self, n: float | None = 1) -> None:
-                fetcher.count(int(n or 0))
+    return Counter
 
-            def update_transfer(self, n: float = 1) -> None:
-                """Ignore the transfer of parts: `update` counts the same bytes."""
 
-            def set_transfer_postfix_str(self, *_: Any, **__: Any) -> None:
-                """Ignore the speed."""
+def _download_one(repository: Repository, path: str, counter: Any) -> None:
+    from huggingface_hub import hf_hub_download
 
-        return Counter
-
-    def count(self, num_bytes: int) -> None:
-        """Count bytes that arrived; after the end of a run, stop the thread if it is one of ours."""
-        if self._stop.is_set() and threading.current_thread() in self._threads:
-            raise _Stopped
-        with self._lock:
-            self._num_bytes += num_bytes
+    # An older client does not report bytes, so that only whole files count.
+    reports = "tqdm_class" in inspect.signature(hf_hub_download).parameters
+    options = {"tqdm_class": counter} if reports else {}
+    hf_hub_download(repository.id, path, repo_type="dataset", revision=repository.commit, **options)

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -169,19 +169,6 @@ def _read_mark(folder: Path) -> Any:
     return None
 
 
-def _write(dataset: Any, folder: Path, rows: DatasetRows, display: Display) -> None:
-    """Write all rows; remove the folder if that fails."""
-    for path in folder.iterdir():
-        path.unlink()
-    try:
-        _Writer(folder, rows, display).write(dataset)
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
-    finally:
-        display.close()
-
-
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
     """Report errors of the disk as such; errors of the code that makes rows pass unchanged."""
@@ -191,89 +178,91 @@ def _writing(folder: Path) -> Iterator[None]:
         raise StoreError(f"{folder} cannot be written: {error.strerror or error}") from None
 
 
-class _Writer:
-    """Writes rows to files, and starts a new file when the last is large enough or when a column changes its type."""
+def _write(dataset: Any, folder: Path, rows: DatasetRows, display: Display) -> None:
+    """Write all rows; remove the folder if that fails."""
+    for path in folder.iterdir():
+        path.unlink()
+    display.say(f"dataset    is written to {folder} first, which is removed at the end")
+    # 0 if only reading the rows can tell how many there are.
+    total = len(dataset) if hasattr(dataset, "__len__") else 0
+    total = min(total, rows.limit or total)
+    started, shown = time.monotonic(), 0.0
 
-    def __init__(self, folder: Path, rows: DatasetRows, display: Display) -> None:
-        self._folder = folder
-        self._rows = rows
-        self._display = display
-        self._started = time.monotonic()
-        self._shown = 0.0
-        self._num_rows = 0
-        self._group: list[Any] = []
-        self._group_bytes = 0
-        self._file: Any = None
-        self._path = folder
-        self._file_bytes = 0
-
-    def write(self, dataset: Any) -> None:
-        # 0 if only reading the rows can tell how many there are.
-        total = len(dataset) if hasattr(dataset, "__len__") else 0
-        total = min(total, self._rows.limit or total)
-        self._display.say(f"dataset    is written to {self._folder} first, which is removed at the end")
-        for table in _tables(dataset, self._rows):
-            if not self._group or not self._group[0].schema.equals(table.schema):
-                self._rows.check(table.schema)
-            left = None if self._rows.limit is None else self._rows.limit - self._num_rows
-            self._add(table if left is None else table.slice(0, left))
-            self._show(total)
-            if left is not None and table.num_rows >= left:
-                break
-        self._end_file()
-        if not self._num_rows:
-            raise UsageError("the dataset has no rows")
-        self._show(self._num_rows, is_last=True)
-        sync_directory(self._folder)
-
-    def _add(self, table: Any) -> None:
-        if self._group and not self._group[0].schema.equals(table.schema):
-            self._end_file()
-        self._group.append(table)
-        self._group_bytes += table.nbytes
-        self._num_rows += table.num_rows
-        if self._group_bytes >= GROUP_BYTES:
-            self._end_group()
-
-    def _end_group(self) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        if not self._group:
-            return
-        table = pa.concat_tables(self._group)
-        with _writing(self._folder):
-            if self._file is None:
-                self._path = self._folder / f"rows-{self._num_rows - table.num_rows:012d}.parquet"
-                self._file = pq.ParquetWriter(self._path, table.schema, compression="zstd", compression_level=1)
-            self._file.write_table(table, row_group_size=table.num_rows)
-        self._file_bytes += self._group_bytes
-        self._group, self._group_bytes = [], 0
-        if self._file_bytes >= FILE_BYTES:
-            self._end_file()
-
-    def _end_file(self) -> None:
-        self._end_group()
-        if self._file is not None:
-            with _writing(self._folder):
-                self._file.close()
-                _settle(self._path)
-        self._file, self._file_bytes = None, 0
-
-    def _show(self, total: int, *, is_last: bool = False) -> None:
+    def show(num_rows: int, *, is_last: bool = False) -> None:
+        nonlocal shown
         now = time.monotonic()
-        if now - self._shown < SHOW_SECONDS and not is_last:
-            return
-        self._shown = now
-        moment = Preparation(
-            action="writing",
-            what=f"to {self._folder}",
-            unit="rows",
-            seconds=now - self._started,
-            total=total,
-            done=self._num_rows,
-        )
-        self._display.update(moment)
+        if is_last or now - shown >= SHOW_SECONDS:
+            shown = now
+            moment = Preparation(
+                action="writing",
+                what=f"to {folder}",
+                unit="rows",
+                seconds=now - started,
+                total=num_rows if is_last else total,
+                done=num_rows,
+            )
+            display.update(moment)
+
+    try:
+        num_rows = _write_files(_row_groups(dataset, rows, show), folder)
+        if not num_rows:
+            raise UsageError("the dataset has no rows")
+        show(num_rows, is_last=True)
+        sync_directory(folder)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    finally:
+        display.close()
+
+
+def _write_files(groups: Iterator[Any], folder: Path) -> int:
+    """Write row groups to files, and start another file when one is large enough or when a column changes its type."""
+    import pyarrow.parquet as pq
+
+    file: Any = None
+    path = folder
+    num_rows = file_bytes = 0
+    for group in groups:
+        with _writing(folder):
+            if file is not None and (file_bytes >= FILE_BYTES or not file.schema.equals(group.schema)):
+                file.close()
+                _settle(path)
+                file = None
+            if file is None:
+                path = folder / f"rows-{num_rows:012d}.parquet"
+                file = pq.ParquetWriter(path, group.schema, compression="zstd", compression_level=1)
+                file_bytes = 0
+            file.write_table(group, row_group_size=group.num_rows)
+        num_rows += group.num_rows
+        file_bytes += group.nbytes
+    if file is not None:
+        with _writing(folder):
+            file.close()
+            _settle(path)
+    return num_rows
+
+
+def _row_groups(dataset: Any, rows: DatasetRows, show: Callable[[int], None]) -> Iterator[Any]:
+    """Yield the rows, up to the limit, in tables of `GROUP_BYTES` that have one schema each."""
+    import pyarrow as pa
+
+    group: list[Any] = []
+    num_rows = group_bytes = 0
+    for table in _tables(dataset, rows):
+        if group and (group_bytes >= GROUP_BYTES or not group[0].schema.equals(table.schema)):
+            yield pa.concat_tables(group)
+            group, group_bytes = [], 0
+        if not group:
+            rows.check(table.schema)
+        group.append(table if rows.limit is None else table.slice(0, rows.limit - num_rows))
+        group_bytes += group[-1].nbytes
+        num_rows += group[-1].num_rows
+        show(num_rows)
+        if num_rows == rows.limit:
+            break
+    if group:
+        yield pa.concat_tables(group)
 
 
 def _tables(dataset: Any, rows: DatasetRows) -> Iterator[Any]:

@@ -11,10 +11,10 @@ from concurrent.futures import Future
 from functools import partial
 
 from tokenmill.errors import StoreError, TokenmillError
-from tokenmill.remote._thread_pool import submit
 from tokenmill.remote.bucket import Bucket
 from tokenmill.remote.cache import Cache, CacheEntry, NoRoom
 from tokenmill.remote.remote_errors import ChangedObject, NoSuchObject
+from tokenmill.remote.thread_pool import submit
 
 __all__ = ["Fetcher"]
 

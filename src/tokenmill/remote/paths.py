@@ -17,8 +17,8 @@ from typing import NamedTuple, cast
 
 from tokenmill.arguments import is_remote
 from tokenmill.errors import TokenmillError
-from tokenmill.remote._thread_pool import submit
 from tokenmill.remote.bucket import Bucket, ObjectInfo, split_url
+from tokenmill.remote.thread_pool import submit
 
 __all__ = ["InputPath", "RemoteFile", "RemotePath", "input_path"]
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from tokenmill.remote._thread_pool import submit
 from tokenmill.remote.bucket import Bucket, ObjectInfo
+from tokenmill.remote.thread_pool import submit
 
 __all__ = ["AHEAD_BYTES", "ByteRange", "RangeReader"]
 
