@@ -1,15 +1,15 @@
 """Read the decompressed bytes of a file, fingerprint its content, and write files durably.
 
-`open_stream` delivers every byte that can be decompressed before it reports damage: a truncated download loses its
+`InputStream` delivers every byte that can be decompressed before it reports damage: a truncated download loses its
 missing end and nothing before it. The first bytes of a file decide how it is compressed, never its name.
 """
 
 from __future__ import annotations
 
-import io
 import os
+import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +26,6 @@ __all__ = [
     "create_durably",
     "detect_compression",
     "fingerprint",
-    "open_stream",
     "sync_directory",
     "write_durably",
 ]
@@ -58,19 +57,14 @@ def detect_compression(head: bytes, path: str | Path) -> Compression:
     return "none"
 
 
-def open_stream(path: InputPath, compression: str, *, max_window_bytes: int = LARGEST_WINDOW_BYTES) -> InputStream:
-    """Open the decompressed bytes of a file, with gzip members and zstd frames joined.
-
-    Decompressing a zstd frame takes as much memory as its window. A window above `max_window_bytes` is damage, and
-    the reason names it.
-    """
-    return InputStream(path, compression, max_window_bytes)
-
-
 class InputStream:
-    """The decompressed bytes of a file; raises `DamagedInput` after the last readable byte."""
+    """The decompressed bytes of a file, with gzip members and zstd frames joined.
 
-    def __init__(self, path: InputPath, compression: str, max_window_bytes: int) -> None:
+    Raises `DamagedInput` after the last readable byte. Decompressing a zstd frame takes as much memory as its window. A
+    window above `max_window_bytes` is damage, and the reason names it.
+    """
+
+    def __init__(self, path: InputPath, compression: str, *, max_window_bytes: int = LARGEST_WINDOW_BYTES) -> None:
         makers: dict[str, Callable[[ByteStream], ByteStream]] = {
             "none": lambda source: source,
             "gzip": GzipMembers,
@@ -113,16 +107,13 @@ class InputStream:
         before the call that fails.
         """
         num_known, pieces = self._num_delivered, []
-        with closing(_Source(self._path)) as source:
-            again = self._decompress(_SingleBytes(source, self._source.last_start))
-            try:
-                while piece := again.read(min(num_known, 1 << 20) or 1 << 20):
-                    if num_known:
-                        num_known -= len(piece)
-                    else:
-                        pieces.append(piece)
-            except DamagedInput:
-                pass
+        with closing(_Source(self._path, self._source.last_start)) as source, suppress(DamagedInput):
+            again = self._decompress(source)
+            while piece := again.read(min(num_known, 1 << 20) or 1 << 20):
+                if num_known:
+                    num_known -= len(piece)
+                else:
+                    pieces.append(piece)
         return b"".join(pieces)
 
     def close(self) -> None:
@@ -137,10 +128,11 @@ class InputStream:
 
 
 class _Source:
-    """The bytes of a file as they are on disk."""
+    """The bytes of a file as they are on disk; from `single_from` on, each read returns one byte."""
 
-    def __init__(self, path: InputPath) -> None:
+    def __init__(self, path: InputPath, single_from: int = sys.maxsize) -> None:
         self._path = path
+        self._single_from = single_from
         self.offset = 0
         self.last_start = 0
         try:
@@ -150,7 +142,7 @@ class _Source:
 
     def read(self, size: int, /) -> bytes:
         try:
-            data = self._file.read(size)
+            data = self._file.read(min(size, max(1, self._single_from - self.offset)))
         except OSError as error:
             raise DataError(str(self._path), f"cannot be read at byte {self.offset}: {error.strerror}") from None
         if data:
@@ -163,24 +155,6 @@ class _Source:
 
     def close(self) -> None:
         self._file.close()
-
-
-class _SingleBytes:
-    """The bytes of a source, one per read from `start` on."""
-
-    def __init__(self, source: _Source, start: int) -> None:
-        self._source = source
-        self._start = start
-        self._buffer = io.BytesIO()
-
-    def read(self, size: int, /) -> bytes:
-        if self._source.offset < self._start:
-            return self._source.read(min(size, self._start - self._source.offset))
-        byte = self._buffer.read(1)
-        if not byte:
-            self._buffer = io.BytesIO(self._source.read(size))
-            byte = self._buffer.read(1)
-        return byte
 
 
 def fingerprint(path: InputPath) -> str:
@@ -242,15 +216,14 @@ def create_durably(path: Path, data: bytes) -> bool:
     """
     temporary = _write_beside(path, data)
     try:
-        try:
-            os.link(temporary, path)
-            is_first = True
-        except FileExistsError:
-            return False
-        except OSError:
-            if not path.exists():
-                temporary.replace(path)
-            is_first = False
+        os.link(temporary, path)
+        is_first = True
+    except FileExistsError:
+        return False
+    except OSError:
+        if not path.exists():
+            temporary.replace(path)
+        is_first = False
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tokenmill.errors import DataError
 from tokenmill.files import (
     DamagedInput,
+    InputStream,
     detect_compression,
     fingerprint,
-    open_stream,
     sync_directory,
     write_durably,
 )
@@ -45,7 +45,7 @@ def zstd_in_blocks(data: bytes, step: int) -> bytes:
 def read_all(path: Path, compression: str, size: int = 700, **options: int) -> tuple[bytes, str | None]:
     """Everything a stream hands over, and the damage at its end."""
     pieces = []
-    with open_stream(path, compression, **options) as stream:
+    with InputStream(path, compression, **options) as stream:
         try:
             while data := stream.read(size):
                 assert len(data) <= size
@@ -187,13 +187,13 @@ def test_a_small_file_that_unpacks_to_much_is_read_in_pieces(tmp_path: Path) -> 
     for compression, content in (("gzip", gzip.compress(bytes(20 << 20))), ("zstd", zstd(bytes(20 << 20)))):
         path = tmp_path / compression
         path.write_bytes(content)
-        with open_stream(path, compression) as stream:
+        with InputStream(path, compression) as stream:
             assert max(len(data) for data in iter(lambda: stream.read(65536), b"")) <= 65536
 
 
 def test_a_missing_file_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.jsonl: cannot be opened"):
-        open_stream(tmp_path / "gone.jsonl", "none")
+        InputStream(tmp_path / "gone.jsonl", "none")
 
 
 @settings(max_examples=30, deadline=None)

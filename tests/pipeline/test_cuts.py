@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.reading import Pieces, blocks_of, delimited, gather, line, read_in_ranges
-from tokenmill.files import open_stream
+from tokenmill.files import InputStream
 from tokenmill.pipeline.task.streams import CutSpan, cut_stream
 
 
@@ -165,13 +165,13 @@ def test_a_compressed_file_is_cut_like_the_plain_one(tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(data[:30_000]) + gzip.compress(data[30_000:]))
     sinks = Sinks(tmp_path)
-    with open_stream(path, "gzip") as stream:
+    with InputStream(path, "gzip") as stream:
         spans = list(cut_stream(stream, delimiter=b"\n", task_bytes=10_000, sink=sinks))
     check_spans(spans, sinks, data, 10_000)
     reader = delimited("jsonl")
     texts = []
     for span in spans:
-        with open_stream(tmp_path / str(span.number), "none") as spool, blocks_of(100):
+        with InputStream(tmp_path / str(span.number), "none") as spool, blocks_of(100):
             texts += gather(reader.read_stream(spool, position=span.start)).texts
     whole = read_in_ranges(tmp_path / "plain", data, range(0, len(data), 10_000), "jsonl")
     assert texts == whole.texts

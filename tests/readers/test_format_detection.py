@@ -12,7 +12,7 @@ import zstandard
 
 from tests.support.reading import gather
 from tokenmill.errors import DataError
-from tokenmill.files import detect_compression, open_stream
+from tokenmill.files import InputStream, detect_compression
 from tokenmill.inputs import Input
 from tokenmill.pipeline.input_file import inspect_inputs
 from tokenmill.readers import ReadOptions, delimited_reader_for, detect_format, reader_for
@@ -109,7 +109,7 @@ def test_nasty_files_give_their_good_documents(name: str) -> None:
     if compression == "none":
         read = gather(reader_for(format, ReadOptions()).read_range(path, 0, None))
     else:
-        with open_stream(path, compression) as stream:
+        with InputStream(path, compression) as stream:
             reader = delimited_reader_for(format, ReadOptions())
             read = gather(reader.read_stream(reader.adapt(stream)))
     assert len(read.texts) == nasty_counts()[name]

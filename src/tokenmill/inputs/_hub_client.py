@@ -148,56 +148,41 @@ def _open_snapshot(target: Target, silence: HubUnreachable) -> Repository:
 def quiet_client() -> Iterator[None]:
     """Turn off the client's progress bars and warnings; tokenmill shows its own."""
     try:
-        from huggingface_hub.utils import (
-            are_progress_bars_disabled,
-            disable_progress_bars,
-            enable_progress_bars,
-            logging,
-        )
+        from huggingface_hub import utils
     except ImportError:
         raise MissingDependencyError("reading data sets of the Hub", "hf") from None
 
-    level, were_disabled = logging.get_verbosity(), are_progress_bars_disabled()
-    logging.set_verbosity_error()
-    disable_progress_bars()
+    level, were_disabled = utils.logging.get_verbosity(), utils.are_progress_bars_disabled()
+    utils.logging.set_verbosity_error()
+    utils.disable_progress_bars()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        utils.logging.set_verbosity(level)
         if not were_disabled:
-            enable_progress_bars()
+            utils.enable_progress_bars()
 
 
 def retry(ask: Callable[[], Answer], target: Target) -> Answer:
-    """Call again after an error that may pass; turn any other one into a sentence."""
+    """Call again after an error that may pass, as when a server is busy; turn any other one into a sentence."""
     wait = FIRST_WAIT_SECONDS
     for tries_left in reversed(range(MAX_TRIES)):
         try:
             return ask()
-        except BUGS:
+        except (*BUGS, TokenmillError):
             raise
         except Exception as error:
-            if not tries_left or not _may_pass(error):
-                raise explain(error, target) from None
+            failure = explain(error, target)
+            may_pass = _status(error) in PASSING or (isinstance(failure, HubUnreachable) and not is_offline())
+            if not tries_left or not may_pass:
+                raise failure from None
         time.sleep(wait)
         wait *= 2
     raise AssertionError
 
 
-def _may_pass(error: BaseException) -> bool:
-    """Whether the same request may succeed in a second: the server is busy, or a connection broke."""
-    from huggingface_hub.errors import HFValidationError
-
-    if isinstance(error, (TokenmillError, HFValidationError, ImportError)) or _is_of_disk(error):
-        return False
-    status = _status(error)
-    return status in PASSING if status is not None else not is_offline()
-
-
 def explain(error: BaseException, target: Target) -> TokenmillError:
     """The sentence that tells a user what failed and what to do."""
-    if isinstance(error, TokenmillError):
-        return error
     if isinstance(error, ImportError):
         return MissingDependencyError("reading data sets of the Hub", "hf")
     if isinstance(error, OSError) and _is_of_disk(error):

@@ -11,7 +11,7 @@ import msgspec
 
 from tokenmill.arrow_types import STRINGS
 from tokenmill.errors import DataError
-from tokenmill.files import DamagedInput, detect_compression, open_stream
+from tokenmill.files import DamagedInput, InputStream, detect_compression
 
 __all__ = ["count_documents", "only_text_column", "text_column_of_card", "text_column_of_file"]
 
@@ -32,7 +32,7 @@ def _read_blocks(path: str) -> Iterator[bytes]:
     try:
         with file.open("rb") as head:
             compression = detect_compression(head.read(64), path)
-        with open_stream(file, compression) as stream:
+        with InputStream(file, compression) as stream:
             while data := stream.read(BLOCK_BYTES):
                 yield data
     except (DamagedInput, DataError, OSError):
@@ -45,20 +45,22 @@ def count_documents(path: str, limit: int) -> int:
     That is rows of Parquet and lines of JSON that begin like a record; any other file that is not blank counts as one.
     """
     if path.endswith(".parquet"):
-        return _count_rows(path)
+        return _read_footer(path)[0]
     if _is_json(path):
         return _count_records(path, limit)
     return int(any(data.strip() for data in _read_blocks(path)))
 
 
-def _count_rows(path: str) -> int:
+def _read_footer(path: str) -> tuple[int, dict[str, str]]:
+    """The number of rows of a Parquet file, and the types of its columns; none if it cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return int(pq.read_metadata(path).num_rows)
+        footer = pq.read_metadata(path)
+        return footer.num_rows, {field.name: str(field.type) for field in footer.schema.to_arrow_schema()}
     except (OSError, pa.ArrowException):
-        return 0
+        return 0, {}
 
 
 def _count_records(path: str, limit: int) -> int:
@@ -98,17 +100,7 @@ def text_column_of_card(card: Mapping[str, Any], config: str | None) -> str | No
 
 def text_column_of_file(path: str) -> str | None:
     """The text column by the schema of a Parquet file or the first records of JSON lines; None for other formats."""
-    return only_text_column(_types_of_records(path) if _is_json(path) else _types_of_columns(path))
-
-
-def _types_of_columns(path: str) -> dict[str, str]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return {field.name: str(field.type) for field in pq.read_schema(path)}
-    except (OSError, pa.ArrowException):
-        return {}
+    return only_text_column(_types_of_records(path) if _is_json(path) else _read_footer(path)[1])
 
 
 def _types_of_records(path: str) -> dict[str, str]:

@@ -32,16 +32,15 @@ def expand(item: str, display: Display, extent: Extent) -> Expansion:
             raise UsageError(f"input {item} does not exist") from None
         matches = sorted(glob.glob(item, recursive=True))
         files = [file for match in matches for file in (_walk(match) if os.path.isdir(match) else [match])]
-        if not files:
-            raise UsageError(f"no file matches {item}") from None
-        return Expansion(list(map(_input, files)), False)
-    if stat.S_ISREG(mode):
-        return Expansion([_input(item)], True)
-    if not stat.S_ISDIR(mode):
-        raise UsageError(f"input {item} is not a regular file; a run reads its inputs more than once")
-    files = _walk(item)
+        refusal = f"no file matches {item}"
+    else:
+        if stat.S_ISREG(mode):
+            return Expansion([_input(item)], True)
+        if not stat.S_ISDIR(mode):
+            raise UsageError(f"input {item} is not a regular file; a run reads its inputs more than once")
+        files, refusal = _walk(item), f"directory {item} holds no files (hidden ones are not read)"
     if not files:
-        raise UsageError(f"directory {item} holds no files (hidden ones are not read)")
+        raise UsageError(refusal)
     return Expansion(list(map(_input, files)), False)
 
 

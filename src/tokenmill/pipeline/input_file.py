@@ -18,10 +18,10 @@ from tokenmill.arguments import is_remote
 from tokenmill.errors import DataError
 from tokenmill.files import (
     WHOLE_FINGERPRINT_BYTES,
+    InputStream,
     changed_while_read,
     detect_compression,
     fingerprint,
-    open_stream,
 )
 from tokenmill.inputs import Input, name_inputs
 from tokenmill.readers import delimited_reader_for, detect_format, format_by_name, reader_for
@@ -189,7 +189,7 @@ class TextStream:
 
     def __init__(self, file: InputFile, options: ReadOptions, *, stop: int | None = None) -> None:
         self.reader = delimited_reader_for(file.format, options)
-        self._input = open_stream(input_path(file.path), file.compression)
+        self._input = InputStream(input_path(file.path), file.compression)
         self._documents = self.reader.adapt(self._input)
         self._left = stop
         self.seconds = 0.0

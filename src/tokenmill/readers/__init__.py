@@ -14,7 +14,7 @@ from json import JSONDecoder
 import msgspec
 
 from tokenmill.errors import DataError, UsageError
-from tokenmill.files import DamagedInput, detect_compression, open_stream
+from tokenmill.files import DamagedInput, InputStream, detect_compression
 from tokenmill.readers.base import DelimitedReader, Reader, ReadOptions
 from tokenmill.readers.json import JsonReader
 from tokenmill.readers.jsonl import JsonlReader
@@ -49,7 +49,13 @@ _SUFFIXES = {
     ".md": "text",
 }
 _COMPRESSION_SUFFIXES = (".gz", ".gzip", ".zst", ".zstd")
-_FORMATS_OF_JSON = {"lines": "jsonl", "mixed": "jsonl", "cut": "jsonl", "array": "json", "values": "json"}
+_FORMATS_BY_CONTENT = {
+    "json": {"lines": "jsonl", "mixed": "jsonl"},
+    "jsonl": {"array": "json"},
+    "text": {"lines": "jsonl"},
+    None: {"lines": "jsonl", "mixed": "jsonl", "cut": "jsonl", "array": "json", "values": "json"},
+}
+"""By the format that the name stands for, the results of `_look_at_json` that mean another one."""
 _HEAD_BYTES = 64 << 10
 
 
@@ -80,17 +86,9 @@ def detect_format(path: InputPath, head: bytes, options: ReadOptions) -> str:
             flag = "--whole-files" if options.whole_files else "--separator"
             raise DataError(str(path), f"{flag} is for plain text, and this is {named}; pass --format text to allow it")
         return "text"
-    found = _look_at_json(head)
-    if named == "json":
-        return "jsonl" if found in ("lines", "mixed") else "json"
-    if named == "jsonl":
-        return "json" if found == "array" else "jsonl"
-    if named == "text":
-        return "jsonl" if found == "lines" else "text"
-    if found in _FORMATS_OF_JSON:
-        return _FORMATS_OF_JSON[found]
-    if not head:
-        return "text"
+    format = _FORMATS_BY_CONTENT[named].get(_look_at_json(head), named)
+    if format is not None or not head:
+        return format or "text"
     known = ", ".join(("parquet", *sorted(suffix[1:] for suffix in _SUFFIXES)))
     raise DataError(
         str(path), f"its format is not known (known suffixes: {known}). Pass --format json|jsonl|parquet|text"
@@ -107,7 +105,7 @@ def format_by_name(path: InputPath) -> str | None:
 
 def _decompressed_head(path: InputPath, compression: str) -> bytes:
     head = b""
-    with open_stream(path, compression) as stream, suppress(DamagedInput):
+    with InputStream(path, compression) as stream, suppress(DamagedInput):
         while len(head) < _HEAD_BYTES and (data := stream.read(_HEAD_BYTES - len(head))):
             head += data
     return head

@@ -107,12 +107,9 @@ def _suggest(record: dict[str, Any], key: str) -> str:
         for inner, text in ([("", value)] if not isinstance(value, dict) else ((f".{k}", v) for k, v in value.items()))
         if isinstance(text, str) and "." not in name
     }
-    conversations = [name for name, value in record.items() if _is_conversation(value)]
+    lists = {name: value for name, value in record.items() if isinstance(value, list) and value}
+    conversations = [name for name, value in lists.items() if isinstance(value[0], dict)]
     advice = [f"--messages-key {conversations[0]} for conversations"] if conversations else []
     if strings:
         advice.append(f"--text-key {max(strings, key=lambda name: len(strings[name]))}")
     return shorten(f"{detail}. Pass {' or '.join(advice)}" if advice else detail)
-
-
-def _is_conversation(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)

@@ -18,7 +18,7 @@ import msgspec
 
 from tokenmill.compression import ByteStream
 from tokenmill.errors import DataError, UsageError
-from tokenmill.files import changed_while_read, open_stream
+from tokenmill.files import InputStream, changed_while_read
 from tokenmill.readers._blocks import BLOCK_BYTES, FileRange, next_document, read_blocks
 from tokenmill.remote.paths import InputPath, RemoteFile
 from tokenmill.text_batch import Reject, TextBatch
@@ -107,7 +107,7 @@ class DelimitedReader(Reader):
         """
         if not self.splittable:
             assert start == 0
-            with open_stream(path, "none") as whole:
+            with InputStream(path, "none") as whole:
                 yield from self.read_stream(self.adapt(whole))
             return
         try:

@@ -7,10 +7,10 @@ one, except an empty piece after the last separator, because most files end with
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenmill.compression import DamagedInput
 from tokenmill.errors import UsageError
@@ -49,7 +49,7 @@ class TextReader(DelimitedReader):
         return super().read_stream(stream, position=position) if self.delimiter else self._read_whole(stream)
 
     def decode(self, data: bytes | bytearray, num_bytes: int, position: int, line: int) -> TextBatch:
-        """Decode documents, all of them at once unless one is refused."""
+        """Decode all documents at once, or each on its own if one of them is refused."""
         pieces: list[bytes | bytearray] = [*data[:num_bytes].split(self.delimiter)]
         positions = np.zeros(len(pieces), np.int64)
         np.cumsum([len(piece) + len(self.delimiter) for piece in pieces[:-1]], out=positions[1:])
@@ -58,34 +58,23 @@ class TextReader(DelimitedReader):
             pieces[0] = pieces[0].removeprefix(BYTE_ORDER_MARK)
         if not pieces[-1]:
             pieces.pop()
+            positions = positions[:-1]
         num_lines = len(pieces)
         lines = np.arange(line, line + num_lines) if self.delimiter == b"\n" else np.full(num_lines, -1)
-        wanted = list(range(num_lines))
         if self._lines:
             pieces = [piece.removesuffix(b"\r") for piece in pieces]
             wanted = [index for index, piece in enumerate(pieces) if piece.strip()]
             pieces = [pieces[index] for index in wanted]
+            positions, lines = positions[wanted], lines[wanted]
         longest = max(map(len, pieces), default=0)
-        if self._packs and longest <= self._max_text and is_utf8(memoryview(data)[:num_bytes]):
-            packed = PackedTexts(PackedTexts.SEPARATOR.join(pieces), len(pieces), longest)
-            batch = TextBatch(packed, positions[wanted], self._kept(len(pieces)), lines=lines[wanted])
-        else:
-            batch = self._decode_pieces(pieces, positions[wanted], lines[wanted])
-        batch.num_lines = num_lines
-        return batch
-
-    def _decode_pieces(
-        self,
-        pieces: Sequence[bytes | bytearray],
-        positions: npt.NDArray[np.int64],
-        lines: npt.NDArray[np.int64],
-    ) -> TextBatch:
-        if max(map(len, pieces), default=0) <= self._max_text:
-            try:
-                texts = [str(piece, "utf-8") for piece in pieces]
-                return TextBatch(texts, positions, self._kept(len(texts)), lines=lines)
-            except UnicodeDecodeError:
-                pass
+        if longest <= self._max_text:
+            whole: Sequence[str]
+            with suppress(UnicodeDecodeError):
+                if self._packs and is_utf8(memoryview(data)[:num_bytes]):
+                    whole = PackedTexts(PackedTexts.SEPARATOR.join(pieces), len(pieces), longest)
+                else:
+                    whole = [str(piece, "utf-8") for piece in pieces]
+                return TextBatch(whole, positions, self._kept(len(whole)), num_lines=num_lines, lines=lines)
         texts, good, rejects = [], [], []
         for index, piece in enumerate(pieces):
             document = _decode_piece(piece, self._max_text)
@@ -94,7 +83,7 @@ class TextReader(DelimitedReader):
             else:
                 texts.append(document)
                 good.append(index)
-        return TextBatch(texts, positions[good], self._kept(len(texts)), rejects, lines=lines[good])
+        return TextBatch(texts, positions[good], self._kept(len(texts)), rejects, num_lines, lines=lines[good])
 
     def _read_whole(self, stream: ByteStream) -> Iterator[TextBatch]:
         held, num_bytes = bytearray(), 0

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,7 +26,6 @@ from tokenmill.remote.remote_errors import RemoteError
 
 __all__ = ["send", "serve"]
 
-NUM_THREADS = 32
 _has_requested = False
 _is_forked = False
 """Whether an ancestor of this process had made requests before the fork."""
@@ -56,66 +55,59 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Proxy:
-    """The forked process's end of the connection. Answers arrive in any order."""
+    """The process that makes requests, and the connections to it that no thread is using."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
+        self._control, theirs = socket.socketpair()
         program = f"from tokenmill.remote._fork_proxy import serve; serve({theirs.fileno()}, {sorted(reachable)})"
         command = [sys.executable, "-c", program]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
-        self._channel = Connection(ours.detach())
-        self._lock = threading.Lock()
-        self._pending: dict[int, Future[Any]] = {}
-        self._last = 0
-        threading.Thread(target=self._receive, daemon=True).start()
+        self._idle: list[Connection] = []
 
     def send(self, request: ObjectRequest) -> Any:
-        answer: Future[Any] = Future()
-        with self._lock:
-            self._last += 1
-            self._pending[self._last] = answer
-            self._channel.send((self._last, request))
-        return answer.result()
+        try:
+            channel = self._connect()
+            channel.send(request)
+            error, result = channel.recv()
+        except (EOFError, OSError):
+            raise RemoteError("the process that makes requests to the object store has ended") from None
+        self._idle.append(channel)
+        if error is not None:
+            raise error
+        return result
 
-    def _receive(self) -> None:
-        while True:
-            try:
-                number, error, result = self._channel.recv()
-            except (EOFError, OSError):
-                break
-            answer = self._pending.pop(number)
-            if error is None:
-                answer.set_result(result)
-            else:
-                answer.set_exception(error)
-        for answer in self._pending.values():
-            answer.set_exception(RemoteError("the process that makes requests to the object store has ended"))
+    def _connect(self) -> Connection:
+        with suppress(IndexError):
+            return self._idle.pop()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+        return Connection(ours.detach())
 
 
 def serve(descriptor: int, servers: Sequence[str] = ()) -> None:
-    """Perform requests until the other end of a socket is closed; `servers` have answered before."""
+    """Perform requests until the other end of a socket is closed; `servers` have answered before.
+
+    Every byte on the socket comes with a connection, which carries one request at a time.
+    """
     reachable.update(servers)
-    channel = Connection(descriptor)
-    lock = threading.Lock()
     # Protocol 5 pickles a buffer without a copy of its own.
     copyreg.pickle(memoryview, lambda view: (memoryview, (pickle.PickleBuffer(view),)))
+    control = socket.socket(fileno=descriptor)
+    while connection := socket.recv_fds(control, 1, 1)[1]:
+        threading.Thread(target=_answer, args=(Connection(connection[0]),), daemon=True).start()
+    os._exit(0)
 
-    def answer(number: int, request: ObjectRequest) -> None:
-        error, result = None, None
-        try:
-            result = perform(request)
-        except Exception as failure:
-            # Another error may not be picklable, and without an answer the other process would wait forever.
-            error = failure if isinstance(failure, TokenmillError) else RemoteError(f"{request.url}: {failure!r}")
-        data = pickle.dumps((number, error, result), protocol=5)
-        with lock:
-            channel.send_bytes(data)
 
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
+def _answer(channel: Connection) -> None:
+    with suppress(EOFError, OSError):
         while True:
+            request = channel.recv()
+            error, result = None, None
             try:
-                number, request = channel.recv()
-            except (EOFError, OSError):
-                os._exit(0)
-            pool.submit(answer, number, request)
+                result = perform(request)
+            except Exception as failure:
+                # Another error may not be picklable, and without an answer the other process would wait forever.
+                error = failure if isinstance(failure, TokenmillError) else RemoteError(f"{request.url}: {failure!r}")
+            channel.send_bytes(pickle.dumps((error, result), protocol=5))

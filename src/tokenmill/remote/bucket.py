@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from tokenmill.errors import UsageError
 from tokenmill.remote._fork_proxy import send
-from tokenmill.remote.object_request import SCHEMES, ObjectRequest
+from tokenmill.remote.object_request import SCHEMES, ObjectInfo, ObjectRequest
 from tokenmill.remote.remote_errors import ChangedObject, NoSuchObject
 
 __all__ = ["PIECE_BYTES", "Bucket", "ObjectInfo", "split_url"]
@@ -18,14 +18,6 @@ __all__ = ["PIECE_BYTES", "Bucket", "ObjectInfo", "split_url"]
 PIECE_BYTES = 16 << 20
 """Bytes of one request of a large download: 60 requests for a gigabyte, each well below the time-out."""
 MAX_PIECES_AT_ONCE = 4
-
-
-class ObjectInfo(NamedTuple):
-    """One object; its `etag` changes with its content."""
-
-    key: str
-    num_bytes: int
-    etag: str | None
 
 
 def split_url(url: str) -> tuple[Bucket, str]:
@@ -51,7 +43,7 @@ class Bucket(NamedTuple):
 
     def head(self, key: str) -> ObjectInfo:
         """The size and the ETag of an object."""
-        return ObjectInfo(*self._send("head", key))
+        return cast("ObjectInfo", self._send("head", key))
 
     def exists(self, key: str) -> bool:
         """Whether an object exists."""
@@ -63,7 +55,7 @@ class Bucket(NamedTuple):
 
     def list(self, folder: str) -> list[ObjectInfo]:
         """All objects below a folder, sorted by name."""
-        return sorted(ObjectInfo(*found) for found in self._send("list", folder))
+        return sorted(self._send("list", folder))
 
     def read(self, key: str) -> bytes:
         """Read a whole small object."""
@@ -97,14 +89,9 @@ class Bucket(NamedTuple):
 
         try:
             os.ftruncate(descriptor, info.num_bytes)
-            starts = range(0, info.num_bytes, PIECE_BYTES)
-            if len(starts) <= 1:
-                for start in starts:
-                    fetch(start)
-            else:
-                with ThreadPoolExecutor(min(MAX_PIECES_AT_ONCE, len(starts))) as pool:
-                    for _ in pool.map(fetch, starts):
-                        pass
+            with ThreadPoolExecutor(MAX_PIECES_AT_ONCE) as pool:
+                for _ in pool.map(fetch, range(0, info.num_bytes, PIECE_BYTES)):
+                    pass
         finally:
             os.close(descriptor)
 

@@ -61,17 +61,16 @@ class Cache:
         with self._explained_errors():
             (self.folder / "leases").mkdir(parents=True, exist_ok=True)
             (self.folder / "lock").touch()
-            self.max_bytes = max_bytes if max_bytes is not None else self._half_of_disk()
+            if max_bytes is None:
+                held = sum(size for _, size, _ in self._files())
+                max_bytes = (shutil.disk_usage(self.folder).free + held) // 2
+        self.max_bytes = max_bytes
         self._lease: tuple[int, int] | None = None
         self._pinned: set[str] = set()
         self._mutex = threading.Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
         return Cache, (self.folder, self.max_bytes)
-
-    def _half_of_disk(self) -> int:
-        held = sum(size for _, size, _ in self._files())
-        return (shutil.disk_usage(self.folder).free + held) // 2
 
     def make_folder(self, name: str) -> Path:
         """Create the folder for the files of a store."""
@@ -229,16 +228,13 @@ class Cache:
             self._mutex = threading.Lock()
         with self._mutex:
             if self._lease is None or self._lease[0] != os.getpid():
-                self._lease = (os.getpid(), self._open_lease())
+                path = self.folder / "leases" / os.urandom(8).hex()
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                self._lease = os.getpid(), descriptor
                 self._pinned.clear()
             os.write(self._lease[1], f"{name}\n".encode())
             self._pinned.add(name)
-
-    def _open_lease(self) -> int:
-        path = self.folder / "leases" / os.urandom(8).hex()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return descriptor
 
     def _pinned_by_any_process(self) -> set[str]:
         """The files that living processes have pinned; leases of dead processes are removed."""

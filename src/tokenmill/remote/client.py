@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.errors import MissingDependencyError, UsageError
-from tokenmill.remote.object_request import SCHEMES, ObjectRequest, describe_endpoint
+from tokenmill.remote.object_request import SCHEMES, ObjectInfo, ObjectRequest, describe_endpoint
 from tokenmill.remote.remote_errors import (
     AccessDenied,
     AlreadyThere,
@@ -53,9 +53,6 @@ PART_BYTES = 16 << 20
 reachable: set[str] = set()
 """The servers that have answered, and are waited for during an outage. An unknown one likely has a wrong address."""
 
-ObjectTuple = tuple[str, int, str | None]
-"""Key, size and ETag."""
-
 
 def mark_reachable(scheme: str) -> None:
     """Note that the server for a scheme has answered, so that requests wait for it from now on."""
@@ -63,10 +60,7 @@ def mark_reachable(scheme: str) -> None:
 
 
 def perform(request: ObjectRequest) -> Any:
-    """Perform a request in this process.
-
-    A head gives key, size and ETag, a list gives many of these, and a read gives bytes and an ETag.
-    """
+    """Perform a request in this process: a list gives many `ObjectInfo`s, and a read gives bytes and an ETag."""
     try:
         import obstore  # noqa: F401
     except ImportError:
@@ -108,14 +102,14 @@ def _open(scheme: str, bucket: str, environment: tuple[tuple[str, str], ...]) ->
         raise explain_configuration(f"{scheme}://{bucket}", error) from None
 
 
-def _head(obstore: Any, store: Any, request: ObjectRequest) -> ObjectTuple:
+def _head(obstore: Any, store: Any, request: ObjectRequest) -> ObjectInfo:
     meta = obstore.head(store, request.key)
-    return request.key, meta["size"], meta["e_tag"]
+    return ObjectInfo(request.key, meta["size"], meta["e_tag"])
 
 
-def _list(obstore: Any, store: Any, request: ObjectRequest) -> list[ObjectTuple]:
+def _list(obstore: Any, store: Any, request: ObjectRequest) -> list[ObjectInfo]:
     stream = obstore.list(store, request.key or None, chunk_size=1000)
-    return [(meta["path"], meta["size"], meta["e_tag"]) for chunk in stream for meta in chunk]
+    return [ObjectInfo(meta["path"], meta["size"], meta["e_tag"]) for chunk in stream for meta in chunk]
 
 
 def _read(obstore: Any, store: Any, request: ObjectRequest) -> tuple[memoryview, str | None]:

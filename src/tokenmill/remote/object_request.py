@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["SCHEMES", "ObjectRequest", "describe_endpoint"]
+__all__ = ["SCHEMES", "ObjectInfo", "ObjectRequest", "describe_endpoint"]
 
 SCHEMES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 """The schemes of URLs, each with the prefix of its environment variables."""
 _ENDPOINT_NAMES = ("ENDPOINT_URL_S3", "ENDPOINT_URL", "STORAGE_ENDPOINT", "ENDPOINT", "BASE_URL")
+
+
+class ObjectInfo(NamedTuple):
+    """One object; its `etag` changes with its content."""
+
+    key: str
+    num_bytes: int
+    etag: str | None
 
 
 class ObjectRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import io
 import os
 from collections import OrderedDict
 from concurrent.futures import Future
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, cast
 
@@ -40,27 +40,19 @@ class RemotePath:
 
     def __init__(self, url: str) -> None:
         self._bucket, self._key = split_url(url)
-        self._name = PurePosixPath(self._key)
-        self._known: ObjectInfo | None = None
 
+    @cached_property
     def _info(self) -> ObjectInfo:
         """The object as it was when this path first looked at it."""
-        if self._known is None:
-            self._known = self._bucket.head(self._key)
-        return self._known
+        return self._bucket.head(self._key)
 
     def __str__(self) -> str:
         return self._bucket.url(self._key)
 
     @property
-    def name(self) -> str:
-        """The last part of the name."""
-        return self._name.name
-
-    @property
     def suffixes(self) -> list[str]:
         """The file extensions, such as `.jsonl` and `.gz`."""
-        return self._name.suffixes
+        return PurePosixPath(self._key).suffixes
 
     def absolute(self) -> RemotePath:
         """The same path: a URL is always absolute."""
@@ -68,7 +60,7 @@ class RemotePath:
 
     def stat(self) -> RemoteStatus:
         """The size of the object."""
-        return RemoteStatus(self._info().num_bytes, 0)
+        return RemoteStatus(self._info.num_bytes, 0)
 
     def exists(self) -> bool:
         """Whether the object exists."""
@@ -76,13 +68,13 @@ class RemotePath:
 
     def fingerprint(self) -> str:
         """The scheme and the ETag, which changes with the content."""
-        etag = self._info().etag or ""
+        etag = self._info.etag or ""
         return f"{self._bucket.scheme}:{etag.strip(chr(34))}"
 
     def open(self, mode: str = "rb", buffering: int = 0) -> RemoteFile:
         """Open the object for reading; its content must not change meanwhile."""
         assert mode == "rb", mode
-        return RemoteFile(self._bucket, self._info())
+        return RemoteFile(self._bucket, self._info)
 
 
 InputPath = Path | RemotePath
@@ -115,10 +107,6 @@ class RemoteFile(io.RawIOBase):
     def seekable(self) -> bool:
         """True."""
         return True
-
-    def size(self) -> int:
-        """The size in bytes."""
-        return self._info.num_bytes
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Set the position of the next read."""

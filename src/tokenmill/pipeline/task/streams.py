@@ -19,7 +19,7 @@ import numpy as np
 
 from tokenmill.compression import ByteStream, DamagedInput
 from tokenmill.errors import StoreError
-from tokenmill.files import open_stream
+from tokenmill.files import InputStream
 from tokenmill.pipeline.input_file import InputFile, Render, Span, TextStream
 from tokenmill.pipeline.job import Job
 from tokenmill.pipeline.plan.tasks import Stream, Task
@@ -90,7 +90,7 @@ def read_spool(file: InputFile, task: Task, options: ReadOptions, render: Render
     """Read the documents of a task whose text the reader of a stream has written to a file."""
     assert task.spool is not None
     reader = delimited_reader_for(file.format, options)
-    with open_stream(Path(task.spool), "none") as stream:
+    with InputStream(Path(task.spool), "none") as stream:
         batches = reader.read_stream(stream, position=task.spans[0].start)
         yield from batches if render is None else map(render, batches)
 
