@@ -16,6 +16,9 @@ COMPRESSED_READ_BYTES = 128 << 10
 MOST_OUTPUT_BYTES = 256 << 10
 """Decompressed bytes per read. malloc maps larger buffers anew each time: 600 instead of 810 MB/s."""
 
+LARGEST_WINDOW_BYTES = 1 << 31
+"""The window of `zstd --long=31`, the largest that the zstd program writes. Decompressing takes as much memory."""
+
 
 class ByteStream(Protocol):
     """Bytes in order. A read returns up to `size` bytes, and none only at the end."""
@@ -86,13 +89,12 @@ class ZstdFrames:
     bytes that it reads, to know whether the last frame was complete.
     """
 
-    def __init__(self, source: ByteStream, max_window_bytes: int) -> None:
+    def __init__(self, source: ByteStream) -> None:
         import zstandard
 
-        self._max_window_bytes = max_window_bytes
         self._error = zstandard.ZstdError
         self._headers = _ZstdHeaders(source)
-        decompressor: Any = zstandard.ZstdDecompressor(max_window_size=max_window_bytes)
+        decompressor: Any = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES)
         self._reader = decompressor.stream_reader(self._headers, COMPRESSED_READ_BYTES, read_across_frames=True)
 
     def read(self, size: int, /) -> bytes:
@@ -103,7 +105,7 @@ class ZstdFrames:
         except self._error as error:
             reason = str(error).rpartition(": ")[2].lower()
             if "too much memory" in reason:
-                reason = f"a frame needs a window above {self._max_window_bytes >> 20} MiB; use a smaller --long"
+                reason = f"a frame needs a window above {LARGEST_WINDOW_BYTES >> 20} MiB; use a smaller --long"
             raise DamagedInput(f"the zstd data cannot be read: {reason}", output_lost=True) from None
         if not data and not self._headers.between_frames:
             raise DamagedInput("the zstd data ends in the middle of a frame; the file is cut off")

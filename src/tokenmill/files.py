@@ -18,9 +18,7 @@ from tokenmill.errors import DataError
 from tokenmill.remote.paths import InputPath, RemotePath
 
 __all__ = [
-    "ByteStream",
     "Compression",
-    "DamagedInput",
     "InputStream",
     "changed_while_read",
     "create_durably",
@@ -31,14 +29,17 @@ __all__ = [
 ]
 
 Compression = Literal["none", "gzip", "zstd"]
+_DECOMPRESSORS: dict[str, Callable[[ByteStream], ByteStream]] = {
+    "none": lambda source: source,
+    "gzip": GzipMembers,
+    "zstd": ZstdFrames,
+}
 _REFUSED_MAGICS = {
     b"PK\x03\x04": "zip archive",
     b"\xfd7zXZ\x00": "xz file",
     b"7z\xbc\xaf\x27\x1c": "7z archive",
     b"\x04\x22\x4d\x18": "lz4 file",
 }
-LARGEST_WINDOW_BYTES = 1 << 31
-"""The window of `zstd --long=31`, the largest that the zstd program writes."""
 WHOLE_FINGERPRINT_BYTES = 8 << 20
 """Files up to this size are hashed in full."""
 
@@ -60,18 +61,12 @@ def detect_compression(head: bytes, path: str | Path) -> Compression:
 class InputStream:
     """The decompressed bytes of a file, with gzip members and zstd frames joined.
 
-    Raises `DamagedInput` after the last readable byte. Decompressing a zstd frame takes as much memory as its window. A
-    window above `max_window_bytes` is damage, and the reason names it.
+    Raises `DamagedInput` after the last readable byte.
     """
 
-    def __init__(self, path: InputPath, compression: str, *, max_window_bytes: int = LARGEST_WINDOW_BYTES) -> None:
-        makers: dict[str, Callable[[ByteStream], ByteStream]] = {
-            "none": lambda source: source,
-            "gzip": GzipMembers,
-            "zstd": lambda source: ZstdFrames(source, max_window_bytes),
-        }
+    def __init__(self, path: InputPath, compression: str) -> None:
         self._path = path
-        self._decompress = makers[compression]
+        self._decompress = _DECOMPRESSORS[compression]
         self._source = _Source(path)
         self._decompressed = self._decompress(self._source)
         self._num_delivered = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import compress
+from itertools import chain, compress
 from typing import Any, NamedTuple, overload
 
 import msgspec
@@ -175,10 +175,7 @@ class TokenBatch:
         """Flatten the lists of ids that reference libraries return, one per document."""
         offsets = np.zeros(len(documents) + 1, np.int64)
         np.cumsum([len(ids) for ids in documents], out=offsets[1:])
-        flat = np.empty(int(offsets[-1]), np.uint32)
-        for ids, start, stop in zip(documents, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-            flat[start:stop] = ids
-        return cls(flat, offsets)
+        return cls(np.fromiter(chain.from_iterable(documents), np.uint32, int(offsets[-1])), offsets)
 
 
 def check_range(ids: IntArray, vocab_size: int) -> None:

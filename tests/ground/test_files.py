@@ -42,10 +42,10 @@ def zstd_in_blocks(data: bytes, step: int) -> bytes:
     return b"".join(pieces) + compressor.flush()
 
 
-def read_all(path: Path, compression: str, size: int = 700, **options: int) -> tuple[bytes, str | None]:
+def read_all(path: Path, compression: str, size: int = 700) -> tuple[bytes, str | None]:
     """Everything a stream hands over, and the damage at its end."""
     pieces = []
-    with InputStream(path, compression, **options) as stream:
+    with InputStream(path, compression) as stream:
         try:
             while data := stream.read(size):
                 assert len(data) <= size
@@ -171,13 +171,14 @@ def test_garbage_after_the_data_is_damage(tmp_path: Path, compression: str, garb
     assert damage is not None
 
 
-def test_a_frame_that_needs_too_large_a_window_says_so(tmp_path: Path) -> None:
+def test_a_frame_that_needs_too_large_a_window_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = zstandard.ZstdCompressionParameters(window_log=26, write_content_size=False)
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     path = tmp_path / "x.zst"
     path.write_bytes(compressor.compress(LINES) + compressor.flush())
     assert read_all(path, "zstd") == (LINES, None)
-    data, damage = read_all(path, "zstd", max_window_bytes=1 << 25)
+    monkeypatch.setattr("tokenmill.compression.LARGEST_WINDOW_BYTES", 1 << 25)
+    data, damage = read_all(path, "zstd")
     assert data == b""
     assert damage is not None
     assert "window above 32 MiB" in damage

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from tokenmill.files import DamagedInput
+from tokenmill.compression import DamagedInput
 from tokenmill.readers import DelimitedReader, ReadOptions, delimited_reader_for, jsonl, reader_for
 from tokenmill.readers import _blocks as blocks
 from tokenmill.text_batch import Reject, TextBatch

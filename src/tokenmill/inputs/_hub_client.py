@@ -41,7 +41,7 @@ FIRST_WAIT_SECONDS = 0.5
 PASSING = {408, 429, 500, 502, 503, 504}
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOENT, errno.EIO, errno.ENOTDIR}
 BUGS = (AssertionError, AttributeError, LookupError, NameError, TypeError)
-"""Never the network's fault."""
+"""Mistakes in code, which are neither retried nor explained."""
 
 Answer = TypeVar("Answer")
 

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from tokenmill.arrow_types import STRINGS
+from tokenmill.compression import DamagedInput
 from tokenmill.errors import DataError
-from tokenmill.files import DamagedInput, InputStream, detect_compression
+from tokenmill.files import InputStream, detect_compression
 
 __all__ = ["count_documents", "only_text_column", "text_column_of_card", "text_column_of_file"]
 

@@ -13,8 +13,9 @@ from json import JSONDecoder
 
 import msgspec
 
+from tokenmill.compression import DamagedInput
 from tokenmill.errors import DataError, UsageError
-from tokenmill.files import DamagedInput, InputStream, detect_compression
+from tokenmill.files import InputStream, detect_compression
 from tokenmill.readers.base import DelimitedReader, Reader, ReadOptions
 from tokenmill.readers.json import JsonReader
 from tokenmill.readers.jsonl import JsonlReader

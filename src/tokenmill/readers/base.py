@@ -23,16 +23,7 @@ from tokenmill.readers._blocks import BLOCK_BYTES, FileRange, next_document, rea
 from tokenmill.remote.paths import InputPath, RemoteFile
 from tokenmill.text_batch import Reject, TextBatch
 
-__all__ = [
-    "BLOCK_BYTES",
-    "ByteStream",
-    "DelimitedReader",
-    "ReadOptions",
-    "Reader",
-    "as_kept",
-    "find_value",
-    "split_key",
-]
+__all__ = ["BLOCK_BYTES", "DelimitedReader", "ReadOptions", "Reader", "as_kept", "find_value", "split_key"]
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,18 +55,16 @@ class Reader(Protocol):
 
     def plan(self, path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
         """Divide a file into spans of about `task_bytes`."""
-        ...
 
     def count_documents(self, path: InputPath) -> int | None:
         """Count documents and rejects, if the file stores their number; None otherwise."""
-        ...
+        return None
 
     def read_range(self, path: InputPath, start: int, stop: int | None) -> Iterator[TextBatch]:
         """Read the documents that start in `[start, stop)`, so that adjacent spans give each document once.
 
         `stop` is None for the end of the file.
         """
-        ...
 
 
 class DelimitedReader(Reader):
@@ -93,10 +82,6 @@ class DelimitedReader(Reader):
         if not self.splittable:
             return [(0, size)]
         return [(start, min(start + task_bytes, size)) for start in range(0, size, task_bytes)]
-
-    def count_documents(self, path: InputPath) -> int | None:
-        """Return None: bytes do not say how many documents they hold."""
-        return None
 
     def read_range(self, path: InputPath, start: int, stop: int | None) -> Iterator[TextBatch]:
         """Read the documents of an uncompressed file that start in `[start, stop)`.

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 
-from tokenmill.compression import DamagedInput
+from tokenmill.compression import ByteStream, DamagedInput
 from tokenmill.readers._blocks import BYTE_ORDER_MARK
-from tokenmill.readers.base import ByteStream
 from tokenmill.readers.jsonl import JsonlReader
 
 __all__ = ["JsonElements", "JsonReader"]

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.compression import DamagedInput
+from tokenmill.compression import ByteStream, DamagedInput
 from tokenmill.errors import UsageError
 from tokenmill.readers._blocks import BLOCK_BYTES, BYTE_ORDER_MARK, overlaps_itself
 from tokenmill.readers._json_strings import is_utf8
-from tokenmill.readers.base import ByteStream, DelimitedReader, ReadOptions
+from tokenmill.readers.base import DelimitedReader, ReadOptions
 from tokenmill.text_batch import PackedTexts, Refusal, Reject, TextBatch, too_long
 
 __all__ = ["TextReader"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -74,15 +74,14 @@ class Bucket(NamedTuple):
             raise ChangedObject(f"{self.url(info.key)} was replaced while it was being read")
         return memoryview(data), etag
 
-    def download(self, info: ObjectInfo, path: Path, advance: Callable[[int], None] = lambda _: None) -> None:
-        """Write an object to a local file, several pieces at once; `advance` is called with the bytes of each."""
+    def download(self, info: ObjectInfo, path: Path) -> None:
+        """Write an object to a local file, several pieces at once."""
         if info.etag is None:
             info = self.head(info.key)._replace(num_bytes=info.num_bytes)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
         def fetch(start: int) -> None:
             data = self.read_range(info, start, min(start + PIECE_BYTES, info.num_bytes))
-            advance(len(data))
             while len(data):
                 written = os.pwrite(descriptor, data, start)
                 data, start = data[written:], start + written

@@ -113,7 +113,7 @@ class Cache:
             os.utime(self.folder / name)
 
     def download(self, entry: CacheEntry, bucket: Bucket, *, wait: bool = False) -> bool:
-        """Download a file. If another process is at it, wait for it, or return False without `wait`."""
+        """Download a file. If another process is downloading it, wait for that, or return False without `wait`."""
         path = self._path_of(entry.name)
         while not self.has(entry):
             with self._explained_errors(), self._temporary_file(path) as temporary:

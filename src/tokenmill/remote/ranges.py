@@ -88,13 +88,12 @@ class RangeReader:
             self._reset()
         with self._lock:
             request = self._announced.pop(byte_range, None)
-            if request is not None and request.has_failed:
-                # The prefetch may have failed in an outage long ago: try again.
-                self._release(request)
-            if request is not None and request.answer is None:
-                self._start(request)
-            answer = request.answer if request is not None else None
-        if request is None or answer is None:
+            if request is not None:
+                if request.has_failed:
+                    # The prefetch may have failed in an outage long ago: try again.
+                    self._release(request)
+                answer = request.answer or self._start(request)
+        if request is None:
             return self._fetch(byte_range, num_bytes)
         wait([answer])
         with self._lock:
@@ -116,10 +115,11 @@ class RangeReader:
             if request.answer is None and request.num_unread > 0 and not self._is_cached(request.key):
                 self._start(request)
 
-    def _start(self, request: _JoinedRange) -> None:
+    def _start(self, request: _JoinedRange) -> Future[memoryview]:
         self._num_ahead += request.stop - request.start
         whole = ByteRange(request.key, request.start, request.stop)
         request.answer = submit("ranges", MAX_REQUESTS, partial(self._fetch, whole, request.num_bytes))
+        return request.answer
 
     def _release(self, request: _JoinedRange) -> None:
         """Drop the bytes of a request."""
