@@ -17,7 +17,7 @@ from tests.support.object_server import FAULTS, FaultyProxy, shorten_retries
 from tests.support.program import Program
 from tokenmill.arguments import is_remote
 from tokenmill.errors import MissingDependencyError, StoreError, TokenmillError, UsageError
-from tokenmill.remote import Bucket, split_url
+from tokenmill.remote import Bucket, _fork_proxy, split_url
 from tokenmill.remote.bucket import PIECE_BYTES
 from tokenmill.remote.cache import Cache, CacheEntry, NoRoom
 from tokenmill.remote.client import OBSTORE_RETRIES, perform
@@ -271,6 +271,14 @@ def test_a_forked_process_makes_requests(bucket: Bucket, tmp_path: Path) -> None
                 bucket.read("nothing")
             except NoSuchObject as error:
                 said.append(str(error))
+            with ThreadPoolExecutor(16) as threads:
+                digits = threads.map(lambda at: bytes(bucket.read_range(info, at, at + 1)), [*range(10)] * 20)
+                said.append(str(b"".join(digits) == b"0123456789" * 20))
+            _fork_proxy._proxy._process.kill()  # type: ignore[union-attr]
+            try:
+                bucket.read("object")
+            except RemoteError as error:
+                said.append(str(error))
             (tmp_path / "said").write_text("\n".join(said))
         finally:
             os._exit(0)
@@ -279,7 +287,8 @@ def test_a_forked_process_makes_requests(bucket: Bucket, tmp_path: Path) -> None
         assert time.monotonic() < deadline, "the child hangs"
         time.sleep(0.05)
     lines = (tmp_path / "said").read_text().splitlines()
-    assert lines == ["234", "True", f"{bucket.url('nothing')} does not exist"]
+    assert lines[:3] == ["234", "True", f"{bucket.url('nothing')} does not exist"]
+    assert lines[3:] == ["True", "the process that makes requests to the object store has ended"]
 
 
 def test_ranges_that_are_announced_are_joined_and_fetched_once(bucket: Bucket, faulty: FaultyProxy) -> None:

@@ -3,6 +3,7 @@
 object_request.py   what is asked, and of which server
 remote_errors.py    what an error means to a user
 client.py           one request: obstore and retries
+thread_pool.py      threads that never keep a program from ending
 bucket.py           objects by name: list, read, download, put, create, delete
 ranges.py           byte ranges of objects, prefetched
 cache.py            whole files on a local disk, in bounded space, shared by all processes of a machine

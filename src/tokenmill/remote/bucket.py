@@ -88,9 +88,13 @@ class Bucket(NamedTuple):
 
         try:
             os.ftruncate(descriptor, info.num_bytes)
-            with ThreadPoolExecutor(MAX_PIECES_AT_ONCE) as pool:
-                for _ in pool.map(fetch, range(0, info.num_bytes, PIECE_BYTES)):
-                    pass
+            starts = range(0, info.num_bytes, PIECE_BYTES)
+            if len(starts) <= 1:
+                # At its end, a program would wait for the thread of a pool.
+                list(map(fetch, starts))
+            else:
+                with ThreadPoolExecutor(MAX_PIECES_AT_ONCE) as pool:
+                    list(pool.map(fetch, starts))
         finally:
             os.close(descriptor)
 
