@@ -90,7 +90,7 @@ class Bucket(NamedTuple):
             os.ftruncate(descriptor, info.num_bytes)
             starts = range(0, info.num_bytes, PIECE_BYTES)
             if len(starts) <= 1:
-                # At its end, a program would wait for the thread of a pool.
+                # Not in a pool: a program that ends waits for the threads of its pools.
                 list(map(fetch, starts))
             else:
                 with ThreadPoolExecutor(MAX_PIECES_AT_ONCE) as pool:
