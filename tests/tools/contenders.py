@@ -64,4 +64,4 @@ def burn(seconds: float) -> dict[str, Any]:
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
-    return {"cpu_seconds": taken.cpu_seconds}
+    return {"cpu_seconds": taken["cpu_seconds"]}

@@ -167,14 +167,14 @@ def test_documents_come_from_all_files_in_proportion(tmp_path: Path, tiny_tokeni
             tmp_path / "in" / f"{name}.jsonl", [f"{name} {number:04d} and some words" for number in range(count)]
         )
     (tmp_path / "work").mkdir()
-    place = Workplace(tmp_path / "work", BenchInput([str(tmp_path / "in")], str(tiny_tokenizer)))
-    corpus = place.collect(4000, 1.0)
+    source = BenchInput([str(tmp_path / "in")], str(tiny_tokenizer))
+    corpus = Workplace(tmp_path / "work", source, Effort(4000), 1.0).corpus
     texts = list(read_documents(corpus.path))
     assert not corpus.is_whole
     assert corpus.num_documents == len(texts) and corpus.num_bytes == sum(map(len, texts))
     assert 4000 <= corpus.num_bytes < 4100
     assert 2.5 < sum(text[0] == "a" for text in texts) / sum(text[0] == "b" for text in texts) < 3.5
-    everything = place.collect(10**6, 1.0)
+    everything = Workplace(tmp_path / "work", source, Effort(10**6), 1.0).corpus
     assert everything.is_whole and everything.num_documents == 400
 
 

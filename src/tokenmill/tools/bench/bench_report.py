@@ -10,7 +10,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ import psutil
 from tokenmill import __version__
 from tokenmill.formatting import format_bytes, format_count, plural
 from tokenmill.machine import processor_name, usable_cores
+from tokenmill.tools.bench.contenders import Contender, Effort, Finisher, race
 from tokenmill.tools.bench.measurement import Measurement, judge
 
 __all__ = ["TABLES", "BenchReport", "BenchResult", "MachineInfo", "print_report"]
@@ -71,31 +72,8 @@ class BenchResult:
     group: str = ""
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column of a table: its head, and how to show a result there."""
-
-    head: str
-    show: Callable[[BenchResult], str]
-
-
-def _median(head: str, key: str, scale: float = 1.0) -> Column:
-    """Show the median of a figure; leave the cell empty if a contender has no such figure."""
-    return Column(head, lambda row: _number(row.figures[key].median * scale) if key in row.figures else "")
-
-
-def _spread(key: str, scale: float = 1.0) -> Column:
-    """Show the lowest and the highest run."""
-
-    def show(row: BenchResult) -> str:
-        return f"{_number(row.figures[key].low * scale)}-{_number(row.figures[key].high * scale)}"
-
-    return Column("spread", show)
-
-
-def _count(head: str, key: str) -> Column:
-    """Show the median of a large number."""
-    return Column(head, lambda row: format_count(row.figures[key].median))
+Cell = Callable[[BenchResult], str]
+"""Shows a result in one column of a table."""
 
 
 def _number(value: float) -> str:
@@ -103,48 +81,56 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+def _median(key: str, scale: float = 1.0, show: Callable[[float], str] = _number) -> Cell:
+    """Show the median of a figure; leave the cell empty if a contender has no such figure."""
+    return lambda row: show(row.figures[key].median * scale) if key in row.figures else ""
+
+
+def _spread(key: str, scale: float = 1.0) -> Cell:
+    """Show the lowest and the highest run."""
+    return lambda row: "-".join(_number(run * scale) for run in (row.figures[key].low, row.figures[key].high))
+
+
 def _growth(row: BenchResult) -> str:
     growth = row.facts["memory_growth"]
     return "?" if growth is None else f"{max(0.0, growth):.1f}"
 
 
-SPEED = (_median("MB/s", "mb_per_second"), _spread("mb_per_second"))
-PEAK = Column("peak MB", lambda row: f"{row.facts['peak_memory_bytes'] / 1e6:,.0f}")
-TABLES = {
-    "strategies": (
-        *SPEED,
-        _count("docs/s", "documents_per_second"),
-        _count("tok/s", "tokens_per_second"),
-        _median("CPU s/GB", "cpu_seconds_per_gb"),
-        PEAK,
-        Column("+MB/MB", _growth),
-    ),
-    "engines": (
-        *SPEED,
-        _median("1st pass", "first_mb_per_second"),
-        _count("tok/s", "tokens_per_second"),
-        PEAK,
-        Column("ids", lambda row: str(row.facts.get("parity", ""))),
-    ),
-    "workers": (
-        *SPEED,
-        _count("tokens/s", "tokens_per_second"),
-        _median("speedup", "speedup"),
-        Column(
-            "efficiency", lambda row: f"{row.figures['efficiency'].median:.0%}" if "efficiency" in row.figures else ""
-        ),
-        _median("CPU s", "cpu_seconds"),
-        PEAK,
-    ),
-    "loaders": (
-        _median("batches/s", "batches_per_second"),
-        _median("Mtok/s", "tokens_per_second", 1e-6),
-        _spread("tokens_per_second", 1e-6),
-        _median("first ms", "first_seconds", 1e3),
-        _median("memory MB", "memory_bytes", 1e-6),
-    ),
+SPEED: dict[str, Cell] = {"MB/s": _median("mb_per_second"), "spread": _spread("mb_per_second")}
+PEAK: dict[str, Cell] = {"peak MB": lambda row: f"{row.facts['peak_memory_bytes'] / 1e6:,.0f}"}
+TABLES: dict[str, dict[str, Cell]] = {
+    "strategies": {
+        **SPEED,
+        "docs/s": _median("documents_per_second", show=format_count),
+        "tok/s": _median("tokens_per_second", show=format_count),
+        "CPU s/GB": _median("cpu_seconds_per_gb"),
+        **PEAK,
+        "+MB/MB": _growth,
+    },
+    "engines": {
+        **SPEED,
+        "1st pass": _median("first_mb_per_second"),
+        "tok/s": _median("tokens_per_second", show=format_count),
+        **PEAK,
+        "ids": lambda row: str(row.facts.get("parity", "")),
+    },
+    "workers": {
+        **SPEED,
+        "tokens/s": _median("tokens_per_second", show=format_count),
+        "speedup": _median("speedup"),
+        "efficiency": _median("efficiency", show="{:.0%}".format),
+        "CPU s": _median("cpu_seconds"),
+        **PEAK,
+    },
+    "loaders": {
+        "batches/s": _median("batches_per_second"),
+        "Mtok/s": _median("tokens_per_second", 1e-6),
+        "spread": _spread("tokens_per_second", 1e-6),
+        "first ms": _median("first_seconds", 1e3),
+        "memory MB": _median("memory_bytes", 1e-6),
+    },
 }
-"""The columns of each benchmark's table. With the names of contenders they fit 80 characters."""
+"""The columns of each benchmark's table, by their heads. With the names of contenders they fit 80 characters."""
 
 
 @dataclass
@@ -165,8 +151,15 @@ class BenchReport:
         """The titles of the tables."""
         return list(dict.fromkeys(row.group for row in self.rows))
 
-    def judge(self, key: str = "mb_per_second") -> None:
-        """Add the verdicts about a speed, for each table."""
+    def race(
+        self,
+        contenders: Sequence[Contender],
+        effort: Effort,
+        make_result: Callable[[Finisher], BenchResult],
+        key: str = "mb_per_second",
+    ) -> None:
+        """Measure contenders; add a row for each that finished, and for each table the verdicts about a speed."""
+        self.rows += [make_result(finisher) for finisher in race(contenders, effort, self.left_out)]
         for group in self.groups:
             start = f"{group}: " if len(self.groups) > 1 else ""
             speeds = {row.name: row.figures[key] for row in self.rows if row.group == group}
@@ -200,11 +193,10 @@ def print_report(report: BenchReport) -> None:
     if not console.is_terminal or console.width > WIDTH:
         console = Console(highlight=False, width=WIDTH)
     columns = TABLES[report.benchmark]
-    heads = ["", *(column.head for column in columns)]
     for group in report.groups:
         rows = [row for row in report.rows if row.group == group]
-        cells = [[row.name, *(column.show(row) for column in columns)] for row in rows]
-        console.print(make_table(heads, cells, left=[""], gap=1, title=group))
+        cells = [[row.name, *(show(row) for show in columns.values())] for row in rows]
+        console.print(make_table(["", *columns], cells, left=[""], gap=1, title=group))
         console.print()
     items = [("-", verdict, "bold") for verdict in report.verdicts]
     items += [("-", note, "") for note in report.notes]

@@ -32,11 +32,11 @@ __all__ = [
     "Effort",
     "Failure",
     "Finisher",
-    "Stopwatch",
     "peak_memory",
     "race",
     "run_once",
     "stopwatch",
+    "sum_over_tree",
     "tree_cpu_seconds",
 ]
 
@@ -144,33 +144,30 @@ def peak_memory(contender: Contender) -> int:
     return peak
 
 
-@dataclass
-class Stopwatch:
-    """The wall time and the CPU time that a piece of work took."""
-
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-
-
 @contextmanager
-def stopwatch() -> Iterator[Stopwatch]:
-    """Measure wall time, and CPU time of this process and its descendants."""
-    taken = Stopwatch()
+def stopwatch() -> Iterator[dict[str, float]]:
+    """Measure wall time, and CPU time of this process and its descendants: `seconds` and `cpu_seconds`."""
+    taken: dict[str, float] = {}
     cpu = tree_cpu_seconds()
     started = time.perf_counter()
     yield taken
-    taken.seconds = time.perf_counter() - started
-    taken.cpu_seconds = tree_cpu_seconds() - cpu
+    taken["seconds"] = time.perf_counter() - started
+    taken["cpu_seconds"] = tree_cpu_seconds() - cpu
 
 
 def tree_cpu_seconds() -> float:
     """CPU time of this process and its descendants; an ended process counts with the parent that waited for it."""
+    # Of the process itself and of its ended children: user, system, user, system.
+    return sum_over_tree(lambda process: sum(process.cpu_times()[:4]))
+
+
+def sum_over_tree(read: Callable[[psutil.Process], float]) -> float:
+    """Add up a figure of this process and its descendants."""
     this = psutil.Process()
     total = 0.0
     for process in [this, *this.children(recursive=True)]:
         with suppress(psutil.Error):
-            times = process.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
+            total += read(process)
     return total
 
 

@@ -22,12 +22,11 @@ from tokenmill.display import choose_display
 from tokenmill.engines import REFERENCES, Engine, EngineName, Tokenizer, create, load_tokenizer, open_tokenizer
 from tokenmill.errors import UsageError
 from tokenmill.tools._input_sample import InputSample, open_inputs
-from tokenmill.tools.bench.contenders import Answer, Contender, run_once
+from tokenmill.tools.bench.contenders import Answer, Contender, Effort, run_once
 from tokenmill.tools.bench.measurement import Measurement, measure
 
 __all__ = [
     "BATCH_BYTES",
-    "MOST_BYTES",
     "BenchInput",
     "Corpus",
     "Workplace",
@@ -83,53 +82,46 @@ class Corpus(msgspec.Struct, frozen=True):
 
 
 class Workplace:
-    """A folder for a benchmark with the tokenizer in it, and the inputs that documents come from."""
+    """A folder for a benchmark, with the tokenizer and the documents in it.
 
-    def __init__(self, folder: Path, source: BenchInput) -> None:
+    The documents are the effort's `max_bytes` of the inputs, or as much as the reference encodes in some seconds on
+    one core. The reference is tried in any case, so that a tokenizer that it cannot load is refused here.
+    """
+
+    def __init__(self, folder: Path, source: BenchInput, effort: Effort, seconds: float) -> None:
         self.folder = folder
         self._files, self._options = open_inputs(source.inputs, choose_display(), source.text_key)
+        # Contenders find the tokenizer in the folder, so that names and downloads are resolved only once.
         self.tokenizer: Tokenizer = load_tokenizer(source.tokenizer)
+        self.tokenizer.save(folder / "tokenizer")
         self.reference: EngineName = REFERENCES[self.tokenizer.kind]
-        self.tokenizer.save(self.tokenizer_folder)
+        self.settings = {"tokenizer": str(folder / "tokenizer"), "documents": str(folder / "documents.jsonl")}
+        """The settings that all contenders need."""
+        effort.tell("reading documents")
+        self.corpus = self._write(PROBE_BYTES)
+        speed = self.speed(self.reference)
+        self.corpus = self._write(effort.max_bytes or int(min(MOST_BYTES, max(LEAST_BYTES, speed * seconds))))
 
-    @property
-    def tokenizer_folder(self) -> Path:
-        """Where contenders find the tokenizer; names and downloads are resolved only once."""
-        return self.folder / "tokenizer"
-
-    def collect(self, max_bytes: int | None, seconds: float) -> Corpus:
-        """Take `max_bytes` of the inputs, or as much as the reference encodes in some seconds on one core.
-
-        The reference is tried in any case, so that a tokenizer that it cannot load is refused here.
-        """
-        path = self.folder / "documents.jsonl"
-        speed = self.speed(self.reference, self._write(path, PROBE_BYTES))
-        return self._write(path, max_bytes or int(min(MOST_BYTES, max(LEAST_BYTES, speed * seconds))))
-
-    def speed(self, engine: str, corpus: Corpus) -> float:
+    def speed(self, engine: str) -> float:
         """Measure roughly how many bytes of text an engine encodes per second and core."""
-        settings = {"engine": engine, **self.settings(corpus)}
+        settings = {"engine": engine, **self.settings}
         return float(run_once(Contender(engine, f"{__name__}:try_engine", settings))["bytes_per_second"])
 
-    def settings(self, corpus: Corpus) -> dict[str, Any]:
-        """The settings that all contenders need: where the tokenizer and the documents are."""
-        return {"tokenizer": str(self.tokenizer_folder), "documents": corpus.path}
-
-    def describe(self, corpus: Corpus) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Describe the documents for a report."""
         return {
             "files": len(self._files),
-            "is_whole": corpus.is_whole,
-            "num_documents": corpus.num_documents,
-            "num_bytes": corpus.num_bytes,
-            "num_rejects": corpus.num_rejects,
+            "is_whole": self.corpus.is_whole,
+            "num_documents": self.corpus.num_documents,
+            "num_bytes": self.corpus.num_bytes,
+            "num_rejects": self.corpus.num_rejects,
             "tokenizer": self.tokenizer.name,
             "vocab_size": self.tokenizer.vocab_size,
         }
 
-    def _write(self, path: Path, max_bytes: int) -> Corpus:
+    def _write(self, max_bytes: int) -> Corpus:
         sample = InputSample(self._files, self._options, max_bytes, spread=False)
-        corpus = write_documents(sample.texts(), path, max_bytes)
+        corpus = write_documents(sample.texts(), self.folder / "documents.jsonl", max_bytes)
         if not corpus.num_documents:
             raise UsageError(f"{self._files[0].path}: no document was found; name the field with --text-key")
         is_whole = corpus.is_whole and sample.is_whole
@@ -137,10 +129,10 @@ class Workplace:
 
 
 @contextmanager
-def workplace(source: BenchInput) -> Iterator[Workplace]:
+def workplace(source: BenchInput, effort: Effort, seconds: float) -> Iterator[Workplace]:
     """Make a temporary folder; TMPDIR says on which disk."""
     with TemporaryDirectory(prefix="tokenmill-bench-") as folder:
-        yield Workplace(Path(folder), source)
+        yield Workplace(Path(folder), source, effort, seconds)
 
 
 def write_documents(texts: Iterator[str], path: Path, max_bytes: int) -> Corpus:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenmill.engines import ENGINES, EngineName, choose, open_tokenizer
 from tokenmill.errors import TokenmillError
 from tokenmill.tools.bench.bench_report import BenchReport, BenchResult
-from tokenmill.tools.bench.contenders import Answer, Contender, Effort, Failure, Finisher, race, run_once, stopwatch
+from tokenmill.tools.bench.contenders import Answer, Contender, Effort, Failure, Finisher, run_once, stopwatch
 from tokenmill.tools.bench.corpus import (
     BATCH_BYTES,
     BenchInput,
@@ -37,14 +37,10 @@ THREADS = ", all cores"
 
 def bench_engines(source: BenchInput, effort: Effort) -> BenchReport:
     """Measure every engine on a part of the inputs, and compare its ids with the reference's."""
-    with workplace(source) as place:
-        effort.tell("reading documents")
-        corpus = place.collect(effort.max_bytes, SECONDS)
-        report = BenchReport("engines", place.describe(corpus))
-        finishers = race(_contenders(place, corpus, report), effort, report.left_out)
-        report.rows += [_make_result(finisher, corpus) for finisher in finishers]
-        report.judge()
-        _compare(place, corpus, report, effort)
+    with workplace(source, effort, SECONDS) as place:
+        report = BenchReport("engines", place.describe())
+        report.race(_contenders(place, report), effort, lambda finisher: _make_result(finisher, place.corpus))
+        _compare(place, report, effort)
     return report
 
 
@@ -62,13 +58,12 @@ def run_engine(engine: EngineName, tokenizer: str, documents: str, threads: bool
             encode_all(loaded, texts)
             passes += 1
     steady = later if passes else first
+    per_pass = {key: value / max(1, passes) for key, value in steady.items()}
     return {
-        "load_seconds": loading.seconds,
-        "first_seconds": first.seconds,
-        "seconds": steady.seconds / max(1, passes),
-        "cpu_seconds": steady.cpu_seconds / max(1, passes),
+        **per_pass,
+        "load_seconds": loading["seconds"],
+        "first_seconds": first["seconds"],
         "num_tokens": num_tokens,
-        "num_passes": passes,
     }
 
 
@@ -92,7 +87,7 @@ def compare_engine(engine: EngineName, tokenizer: str, documents: str) -> Answer
     }
 
 
-def _contenders(place: Workplace, corpus: Corpus, report: BenchReport) -> list[Contender]:
+def _contenders(place: Workplace, report: BenchReport) -> list[Contender]:
     """Engines that load the tokenizer; one whose library has threads of its own runs without and with them."""
     found = []
     for engine in ENGINES:
@@ -104,8 +99,7 @@ def _contenders(place: Workplace, corpus: Corpus, report: BenchReport) -> list[C
             report.left_out[engine] = reason or "does not load this kind of tokenizer"
             continue
         for threads in (False, True) if engine == "huggingface" else (False,):
-            own = {"engine": engine, "threads": threads, "seconds": LEAST_SECONDS}
-            settings = {**place.settings(corpus), **own}
+            settings = {**place.settings, "engine": engine, "threads": threads, "seconds": LEAST_SECONDS}
             one_pass = [{"seconds": 0.0}]
             found.append(Contender(engine + THREADS * threads, f"{__name__}:run_engine", settings, one_pass))
     return found
@@ -119,14 +113,14 @@ def _make_result(finisher: Finisher, corpus: Corpus) -> BenchResult:
     return BenchResult(finisher.contender.name, figures, facts)
 
 
-def _compare(place: Workplace, corpus: Corpus, report: BenchReport, effort: Effort) -> None:
+def _compare(place: Workplace, report: BenchReport, effort: Effort) -> None:
     for row in report.rows:
         engine = row.name.removesuffix(THREADS)
         if engine == place.reference:
             row.facts["parity"] = "reference"
             continue
         effort.tell(f"comparing ids: {engine}")
-        settings = {"engine": engine, **place.settings(corpus)}
+        settings = {"engine": engine, **place.settings}
         try:
             found = run_once(Contender(engine, f"{__name__}:compare_engine", settings))
         except Failure as failure:
@@ -137,10 +131,11 @@ def _compare(place: Workplace, corpus: Corpus, report: BenchReport, effort: Effo
         texts = f"{found['num_documents']:,} documents and {found['num_awkward']:,} awkward strings"
         differing = found["num_differing"] + found["num_differing_awkward"]
         row.facts["parity"] = f"{differing:,} differ" if differing else "equal"
-        if differing:
-            report.notes.append(f"{engine}: OTHER IDS than {place.reference} for {differing:,} of {texts}")
-        else:
-            report.notes.append(f"{engine}: the same ids as {place.reference} for {texts}")
+        other, equal = (
+            f"OTHER IDS than {place.reference} for {differing:,} of",
+            f"the same ids as {place.reference} for",
+        )
+        report.notes.append(f"{engine}: {other if differing else equal} {texts}")
         if found["num_rerouted"]:
             report.notes.append(
                 f"{engine}: {found['num_rerouted']:,} of these documents have code points that the libraries treat "

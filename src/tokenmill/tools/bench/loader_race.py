@@ -12,7 +12,6 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -32,7 +31,7 @@ from tokenmill.dataset.slice import take
 from tokenmill.errors import UsageError
 from tokenmill.formats.open import open_tokens
 from tokenmill.tools.bench.bench_report import BenchReport, BenchResult
-from tokenmill.tools.bench.contenders import Answer, Contender, Effort, Finisher, race, stopwatch
+from tokenmill.tools.bench.contenders import Answer, Contender, Effort, Finisher, stopwatch, sum_over_tree
 from tokenmill.tools.bench.measurement import Measurement, measure
 
 __all__ = ["FRAMEWORKS", "LoaderChoice", "bench_loaders"]
@@ -163,10 +162,8 @@ def bench_loaders(path: str, choice: LoaderChoice, effort: Effort) -> BenchRepor
         effort.tell("writing the tokens to one flat file")
         tokens.write_flat(Path(folder) / "flat.bin")
         contenders = list(_contenders(tokens, Path(folder) / "flat.bin", choice))
-        finishers = race(contenders, effort, report.left_out)
+        report.race(contenders, effort, _make_result, "tokens_per_second")
     report.left_out |= _missing(choice)
-    report.rows += [_make_result(finisher) for finisher in finishers]
-    report.judge("tokens_per_second")
     narrow = sorted({row.name for row in report.rows if row.facts["dtype"] == "int32"})
     if narrow:
         report.notes.append(f"int32 as their frameworks want it, half the bytes of int64: {', '.join(narrow)}")
@@ -194,8 +191,7 @@ def run_loader(
     with stopwatch() as taken:
         count = _count(pairs, 0.0, num_batches) if num_batches else _count(pairs, SECONDS, 1)
     return {
-        "seconds": taken.seconds,
-        "cpu_seconds": taken.cpu_seconds,
+        **taken,
         "num_batches": count,
         "first_seconds": first,
         "memory_bytes": max(0, _anonymous_bytes() - memory),
@@ -213,13 +209,12 @@ def _count(pairs: Pairs, seconds: float, least: int) -> int:
 
 def _anonymous_bytes() -> int:
     """Memory of this process and its descendants that is not mapped from a file."""
-    this = psutil.Process()
-    total = 0
-    for process in [this, *this.children(recursive=True)]:
-        with suppress(psutil.Error):
-            memory = process.memory_info()
-            total += memory.rss - memory.shared
-    return total
+
+    def read(process: psutil.Process) -> int:
+        memory = process.memory_info()
+        return int(memory.rss - memory.shared)
+
+    return int(sum_over_tree(read))
 
 
 def _contenders(tokens: _Tokens, flat: Path, choice: LoaderChoice) -> Iterator[Contender]:

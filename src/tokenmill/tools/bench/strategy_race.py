@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tokenmill.engines import Engine, Tokenizer, open_tokenizer
 from tokenmill.machine import usable_cores
 from tokenmill.tools.bench.bench_report import BenchReport, BenchResult
-from tokenmill.tools.bench.contenders import Answer, Contender, Effort, Failure, Finisher, race, run_once, stopwatch
+from tokenmill.tools.bench.contenders import Answer, Contender, Effort, Failure, Finisher, run_once, stopwatch
 from tokenmill.tools.bench.corpus import (
     BenchInput,
     Corpus,
@@ -88,19 +88,16 @@ STRATEGIES: dict[str, Callable[[Engine, Iterator[str], IO[bytes]], int]] = {
 
 def bench_strategies(source: BenchInput, effort: Effort) -> BenchReport:
     """Measure every strategy on a part of the inputs."""
-    with workplace(source) as place:
-        effort.tell("reading documents")
-        corpus = place.collect(effort.max_bytes, SECONDS)
+    with workplace(source, effort, SECONDS) as place:
+        corpus = place.corpus
         part = corpus.head(PART, place.folder / "part.jsonl")
-        report = BenchReport("strategies", place.describe(corpus))
-        finishers = race(_contenders(place, corpus, part), effort, report.left_out)
+        report = BenchReport("strategies", place.describe())
+        report.race(_contenders(place, part), effort, lambda finisher: _make_result(finisher, corpus, part))
         given = f"it got {part.num_bytes / 1e6:.1f} and then {corpus.num_bytes / 1e6:.1f} MB of text"
         report.left_out = {name: f"{failure}; {given}" for name, failure in report.left_out.items()}
-        report.rows += [_make_result(finisher, corpus, part) for finisher in finishers]
-        report.judge()
         effort.tell("comparing the huge string with its documents")
-        _check_huge_string(place, corpus, report)
-        _explain(report, corpus, part)
+        _check_huge_string(place, report)
+    _explain(report, corpus, part)
     return report
 
 
@@ -110,7 +107,7 @@ def run_strategy(strategy: str, tokenizer: str, documents: str, out: str) -> Ans
     engine.encode(["The first call of a library takes longer than the others."] * 8)
     with Path(out).open("wb") as file, stopwatch() as taken:
         num_tokens = STRATEGIES[strategy](engine, read_documents(documents), file)
-    return {"seconds": taken.seconds, "cpu_seconds": taken.cpu_seconds, "num_tokens": num_tokens}
+    return {**taken, "num_tokens": num_tokens}
 
 
 def run_pool(tokenizer: str, documents: str, out: str, workers: int) -> Answer:
@@ -120,7 +117,7 @@ def run_pool(tokenizer: str, documents: str, out: str, workers: int) -> Answer:
         with Path(out).open("wb") as file, stopwatch() as taken:
             found = pool.imap(_encode, read_documents(documents), chunksize=CHUNK)
             num_tokens = sum(_write(np.array(ids), file) for ids in found)
-    return {"seconds": taken.seconds, "cpu_seconds": taken.cpu_seconds, "num_tokens": num_tokens}
+    return {**taken, "num_tokens": num_tokens}
 
 
 _engine: Engine | None = None
@@ -170,14 +167,14 @@ def count_differing(tokenizer: Tokenizer, engine: Engine, texts: list[str]) -> i
     return sum(not np.array_equal(whole.ids[a:b], alone.ids[c:d]) for a, b, c, d in spans)
 
 
-def _contenders(place: Workplace, corpus: Corpus, part: Corpus) -> list[Contender]:
-    shared = {**place.settings(corpus), "out": str(place.folder / "ids.bin")}
+def _contenders(place: Workplace, part: Corpus) -> list[Contender]:
+    shared = {**place.settings, "out": str(place.folder / "ids.bin")}
     workers, sizes = usable_cores(), [{"documents": part.path}, {}]
     found = [Contender(name, f"{__name__}:run_strategy", {"strategy": name, **shared}, sizes) for name in STRATEGIES]
     found.append(Contender(POOL, f"{__name__}:run_pool", {**shared, "workers": workers}, sizes))
     # tokenmill gets several copies of the documents: an eighth of the input is an eighth of the copies.
-    copies = count_copies(place, corpus, OWN_SECONDS * workers)
-    return [*found, make_run(OWN, place, corpus, copies=copies, workers=workers, parts=(PART, 1.0))]
+    copies = count_copies(place, OWN_SECONDS * workers)
+    return [*found, make_run(OWN, place, copies=copies, workers=workers, parts=(PART, 1.0))]
 
 
 def _make_result(finisher: Finisher, corpus: Corpus, part: Corpus) -> BenchResult:
@@ -206,12 +203,12 @@ def _growth(finisher: Finisher, part: Corpus, corpus: Corpus, copies: int) -> fl
     return (more - less) / ((corpus.num_bytes - part.num_bytes) * copies or 1)
 
 
-def _check_huge_string(place: Workplace, corpus: Corpus, report: BenchReport) -> None:
+def _check_huge_string(place: Workplace, report: BenchReport) -> None:
     row = next((row for row in report.rows if row.name == HUGE), None)
     if row is None:
         return
     try:
-        found = run_once(Contender(HUGE, f"{__name__}:compare_huge_string", place.settings(corpus)))
+        found = run_once(Contender(HUGE, f"{__name__}:compare_huge_string", place.settings))
     except Failure as failure:
         report.notes.append(f"{HUGE}: its ids could not be compared: it {failure}")
         return

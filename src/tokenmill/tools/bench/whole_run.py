@@ -25,7 +25,7 @@ from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import make_store
 from tokenmill.store.manifest import read_manifest
 from tokenmill.tools.bench.contenders import Answer, Contender, tree_cpu_seconds
-from tokenmill.tools.bench.corpus import Corpus, Workplace
+from tokenmill.tools.bench.corpus import Workplace
 
 __all__ = ["count_copies", "make_run", "run_tokenmill"]
 
@@ -34,19 +34,17 @@ FILE_BYTES = 4_000_000
 """Small documents are copied into files of about this size, so that the run does not measure opening files."""
 
 
-def count_copies(place: Workplace, corpus: Corpus, core_seconds: float) -> int:
+def count_copies(place: Workplace, core_seconds: float) -> int:
     """How many copies of the documents keep one core busy for some seconds."""
-    engine = choose(place.tokenizer).engine
-    return max(1, min(MOST_COPIES, math.ceil(place.speed(engine, corpus) * core_seconds / corpus.num_bytes)))
+    speed = place.speed(choose(place.tokenizer).engine)
+    return max(1, min(MOST_COPIES, math.ceil(speed * core_seconds / place.corpus.num_bytes)))
 
 
-def make_run(
-    name: str, place: Workplace, corpus: Corpus, *, copies: int, workers: int, parts: Sequence[float] = (1.0,)
-) -> Contender:
+def make_run(name: str, place: Workplace, *, copies: int, workers: int, parts: Sequence[float] = (1.0,)) -> Contender:
     """A contender that tokenizes some copies of the documents. Memory is measured for these parts of the copies."""
     own = {"folder": str(place.folder / "run"), "copies": copies, "workers": workers, "gate_first": True}
     warm_ups = [{"gate_first": False, "copies": max(1, round(copies * part))} for part in parts]
-    return Contender(name, f"{__name__}:run_tokenmill", {**place.settings(corpus), **own}, warm_ups)
+    return Contender(name, f"{__name__}:run_tokenmill", {**place.settings, **own}, warm_ups)
 
 
 def run_tokenmill(documents: str, tokenizer: str, folder: str, copies: int, workers: int, gate_first: bool) -> Answer:
@@ -61,19 +59,11 @@ def run_tokenmill(documents: str, tokenizer: str, folder: str, copies: int, work
     clock = _Clock()
     try:
         _run(Request.from_flags({**flags, "eos": False, "bos": False}), clock, gate_first=gate_first)
-        seconds, cpu_seconds = clock.taken()
+        taken = clock.read()
         manifest = read_manifest(work / "out")
     finally:
         shutil.rmtree(work)
-    return {
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
-        "start_seconds": clock.start_seconds,
-        "num_documents": manifest.num_documents,
-        "num_tokens": manifest.num_tokens,
-        "copies": copies,
-        "workers": workers,
-    }
+    return {**taken, "num_tokens": manifest.num_tokens, "copies": copies, "workers": workers}
 
 
 class _Clock(Silence):
@@ -89,14 +79,13 @@ class _Clock(Silence):
             self._began = time.perf_counter() - snapshot.seconds
             self._cpu_seconds = tree_cpu_seconds()
 
-    @property
-    def start_seconds(self) -> float:
-        """The time before the first task."""
-        return self._began - self._started
-
-    def taken(self) -> tuple[float, float]:
-        """Wall time and CPU time since the first task began."""
-        return time.perf_counter() - self._began, tree_cpu_seconds() - (self._cpu_seconds or 0.0)
+    def read(self) -> dict[str, float]:
+        """Wall time and CPU time since the first task began, and the time before it."""
+        return {
+            "seconds": time.perf_counter() - self._began,
+            "cpu_seconds": tree_cpu_seconds() - (self._cpu_seconds or 0.0),
+            "start_seconds": self._began - self._started,
+        }
 
 
 def _run(request: Request, display: Display, *, gate_first: bool) -> None:

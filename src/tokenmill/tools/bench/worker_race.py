@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from tokenmill.errors import UsageError
 from tokenmill.formatting import plural
 from tokenmill.machine import usable_cores
 from tokenmill.tools.bench.bench_report import BenchReport, BenchResult
-from tokenmill.tools.bench.contenders import Answer, Effort, Finisher, race
-from tokenmill.tools.bench.corpus import MOST_BYTES, BenchInput, Corpus, workplace
+from tokenmill.tools.bench.contenders import Effort, Finisher
+from tokenmill.tools.bench.corpus import BenchInput, Corpus, workplace
 from tokenmill.tools.bench.measurement import Measurement, measure
 from tokenmill.tools.bench.whole_run import count_copies, make_run
 
@@ -22,19 +24,14 @@ FEW = 8
 def bench_workers(source: BenchInput, effort: Effort, max_workers: int | None = None) -> BenchReport:
     """Tokenize the same documents with 1 to N workers."""
     counts = worker_counts(usable_cores() if max_workers is None else max_workers)
-    with workplace(source) as place:
-        effort.tell("reading documents")
-        corpus = place.collect(effort.max_bytes or MOST_BYTES, 0.0)
-        copies = count_copies(place, corpus, max(LEAST_SECONDS, SECONDS_PER_WORKER * counts[-1]))
-        contenders = [
-            make_run(plural(count, "worker"), place, corpus, copies=copies, workers=count) for count in counts
-        ]
-        report = BenchReport("workers", place.describe(corpus))
-        finishers = race(contenders, effort, report.left_out)
-        alone = next((finisher.answers for finisher in finishers if finisher.answers[0]["workers"] == 1), None)
-        report.rows += [_make_result(finisher, corpus, alone) for finisher in finishers]
-        report.judge()
-        _explain(report, copies)
+    # As many documents as there are, up to the usual limit: the copies decide how long a run takes.
+    with workplace(source, effort, math.inf) as place:
+        copies = count_copies(place, max(LEAST_SECONDS, SECONDS_PER_WORKER * counts[-1]))
+        contenders = [make_run(plural(count, "worker"), place, copies=copies, workers=count) for count in counts]
+        report = BenchReport("workers", place.describe())
+        report.race(contenders, effort, lambda finisher: _make_result(finisher, place.corpus))
+    _compare_with_one(report.rows)
+    _explain(report, copies)
     return report
 
 
@@ -47,17 +44,23 @@ def worker_counts(most: int) -> list[int]:
     return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
 
 
-def _make_result(finisher: Finisher, corpus: Corpus, alone: list[Answer] | None) -> BenchResult:
+def _make_result(finisher: Finisher, corpus: Corpus) -> BenchResult:
     answers = finisher.answers
-    count = answers[0]["workers"]
     figures = {**corpus.speeds(answers), **measure(answers, "start_seconds")}
-    if alone is not None:
-        # Compared within a turn, because anything that slows down the machine for a minute slows down both.
-        speedups = [one["seconds"] / many["seconds"] for one, many in zip(alone, answers, strict=True)]
-        figures["speedup"] = Measurement.of(speedups)
-        figures["efficiency"] = Measurement.of([speedup / count for speedup in speedups])
-    facts = {"workers": count, "peak_memory_bytes": finisher.peaks[-1], "copies": answers[0]["copies"]}
+    facts = {"workers": answers[0]["workers"], "peak_memory_bytes": finisher.peaks[-1], "copies": answers[0]["copies"]}
     return BenchResult(finisher.contender.name, figures, facts)
+
+
+def _compare_with_one(rows: list[BenchResult]) -> None:
+    """Add speedup and efficiency to all rows, if a single worker was measured."""
+    if not rows or rows[0].facts["workers"] != 1:
+        return
+    alone = rows[0].figures["seconds"].runs
+    for row in rows:
+        # Compared within a turn, because anything that slows down the machine for a minute slows down both.
+        speedups = [one / many for one, many in zip(alone, row.figures["seconds"].runs, strict=True)]
+        row.figures["speedup"] = Measurement.of(speedups)
+        row.figures["efficiency"] = Measurement.of([speedup / row.facts["workers"] for speedup in speedups])
 
 
 def _explain(report: BenchReport, copies: int) -> None:
