@@ -88,10 +88,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         """The last snapshot of the last attempt, or of all ranks."""
         return self.all_ranks or (self.attempts[-1].last if self.attempts else None)
 
-    def ranks_that_are(self, *states: RankState) -> list[int]:
-        """The ranks that are in one of the states."""
-        return [rank.rank for rank in self.ranks if rank.state in states]
-
 
 def read_status(store: str | Path) -> Status:
     """Read the status of a store in a directory or a bucket; raise `StoreError` if it is not a store."""
@@ -116,7 +112,7 @@ def _describe_orphans(state: State, names: dict[str, int]) -> Iterator[str]:
 def _heard_of(attempts: list[AttemptInfo]) -> list[Holder]:
     """The processes that have recently reported from a store in a bucket."""
     last = {attempt.share: attempt for attempt in attempts}
-    running = [a for a in last.values() if a.completed is None and _seconds_silent(a) < SILENT_SECONDS]
+    running = (attempt for attempt in last.values() if _is_heard(attempt, SILENT_SECONDS))
     return [Holder(attempt.share, attempt.pid, attempt.host) for attempt in running]
 
 
@@ -153,6 +149,11 @@ def _seconds_silent(attempt: AttemptInfo) -> float:
     return max(0.0, time.time() - (attempt.heard or attempt.started + attempt.last.seconds))
 
 
+def _is_heard(attempt: AttemptInfo, patience: float = QUIET_SECONDS) -> bool:
+    """Whether an attempt has not ended and has reported recently."""
+    return attempt.completed is None and _seconds_silent(attempt) < patience
+
+
 def _read_shared(folder: Path, attempts: list[AttemptInfo], holders: list[Holder], world_size: int) -> Status:
     """Add up the reports of the ranks that share a run."""
     journal = Journal(folder)
@@ -182,20 +183,19 @@ def _read_rank(share: Share, part: Plan, attempts: list[AttemptInfo], holders: l
     own = [attempt for attempt in attempts if attempt.share == share]
     last = own[-1] if own else None
     holder = next((holder for holder in holders if holder.share == share), None)
-    is_elsewhere = last is not None and last.host != socket.gethostname()
-    is_heard = is_elsewhere and last is not None and last.completed is None and _seconds_silent(last) < QUIET_SECONDS
-    state: RankState = "not begun"
-    if holder is not None or is_heard:
+    state: RankState
+    if holder is None and last is None:
+        state = "not begun" if part.tasks or part.streams else "done"
+    elif holder is not None or (last is not None and last.host != socket.gethostname() and _is_heard(last)):
         state = "running"
-    elif last is not None:
-        state = "done" if last.completed else "stopped"
-    elif not part.tasks and not part.streams:
-        state = "done"
+    else:
+        state = "done" if last is not None and last.completed else "stopped"
+    process = holder or last
     return RankStatus(
         rank=share.rank,
         state=state,
-        pid=holder.pid if holder is not None else last.pid if last is not None else None,
-        host=holder.host if holder is not None else last.host if last is not None else "",
+        pid=process.pid if process is not None else None,
+        host=process.host if process is not None else "",
         last=last.last if last is not None else None,
         reason=last.reason if last is not None and state == "stopped" else None,
     )
@@ -221,7 +221,7 @@ def _read_finished(folder: Path, manifest: Manifest) -> Status:
         attempts = decode_sealed(path.read_bytes(), RunInfo, path).attempts
     except FileNotFoundError:
         notes.append("no run.json: the history of the run is unknown")
-    except (StoreError, UnicodeDecodeError):
+    except StoreError:
         notes.append("run.json is damaged: the history of the run is unknown")
     shares = {attempt.share: attempt.last for attempt in attempts if attempt.share.world_size > 1}
     # If the number of ranks changed on the way, the ranks of the last number have resumed the work of the others.
@@ -240,8 +240,7 @@ def _read_finished(folder: Path, manifest: Manifest) -> Status:
 
 def render_status(status: Status) -> RenderableType:
     """Draw the state, a bar, the figures, and what to do next, in 80 columns."""
-    title = Text.assemble((status.state, STYLES[status.state]), "  ", status.folder)
-    parts: list[RenderableType] = [title]
+    parts: list[RenderableType] = [Text.assemble((status.state, STYLES[status.state]), "  ", status.folder)]
     if status.state != "finished" and status.last is not None:
         parts.append(make_bar(status.last.fraction, BAR_COLUMNS))
     parts.append(make_facts(_rows(status)))
@@ -325,11 +324,9 @@ def _describe_attempts(status: Status) -> str:
     seconds = sum(attempt.last.seconds for attempt in status.attempts)
     ranks = {attempt.rank for attempt in status.attempts} if status.all_ranks is not None else {}
     words = f"{len(status.attempts)}{f' of {len(ranks)} ranks' if ranks else ''}, {format_seconds(seconds)} in all"
-    retried = sum(attempt.num_retried for attempt in status.attempts)
-    recycled = sum(attempt.num_recycled for attempt in status.attempts)
-    if retried:
+    if retried := sum(attempt.num_retried for attempt in status.attempts):
         words += f", {plural(retried, 'dead worker')} replaced"
-    if recycled:
+    if recycled := sum(attempt.num_recycled for attempt in status.attempts):
         words += f", {plural(recycled, 'cache')} recycled"
     return words
 
@@ -348,7 +345,7 @@ def _advice(status: Status) -> str:
 
 def _advise_ranks(status: Status) -> str:
     """Say which ranks to start, and why those that ended early did so."""
-    idle = status.ranks_that_are("stopped", "not begun")
+    idle = [rank.rank for rank in status.ranks if rank.state in ("stopped", "not begun")]
     if not idle and status.state == "running":
         return "You may stop it at any moment: the same commands resume it."
     if not idle:

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tokenmill.arguments import MOST_ROWS, positive, whole_number
-from tokenmill.dataset.rows import PackedRows, Rows, as_rows
+from tokenmill.dataset.rows import Rows, as_rows
 from tokenmill.display.tables import make_table
 from tokenmill.errors import UsageError
 from tokenmill.filling.fill import Chunk
@@ -89,17 +89,21 @@ def trace_step(
     if not 0 <= step <= last:
         raise UsageError(f"step {step} does not exist; expected 0 to {last}")
     block = Chunk(rows, step * size + np.arange(size), limit=rows.limit)
-    choices = rows.resolve(step * size + np.arange(min(size, (rows.limit or 1 << 62) - step * size)))
-    leaf_of: dict[int, PackedRows] = {}
-    for choice in choices:
-        for place in (np.arange(size) if choice.at is None else choice.at).tolist():
-            leaf_of[place] = choice.rows
-    found = [(place, *segment) for place in range(size) for segment in block.cover.documents_of(place)]
     documents: list[list[TracedDocument]] = [[] for _ in range(size)]
-    for place, document in _describe(leaf_of, found, inputs):
-        documents[place].append(document)
-    traced = [TracedRow(step * size + place, place // batch_size, some) for place, some in enumerate(documents)]
-    return StepTrace(step, traced)
+    for choice in rows.resolve(step * size + np.arange(min(size, (rows.limit or MOST_ROWS) - step * size))):
+        places = (np.arange(size) if choice.at is None else choice.at).tolist()
+        found = [(place, *segment) for place in places for segment in block.cover.documents_of(place)]
+        # The origins of all documents of a packing are looked up at once.
+        source = choice.rows.documents
+        origins = read_sources(source, [document for _, document, _, _ in found])
+        for (place, document, start, length), origin in zip(found, origins, strict=True):
+            file = inputs[origin["input"]] if inputs is not None and "input" in origin else None
+            kept = kept_fields(origin)
+            traced = TracedDocument(source.name, document, start, length, file, origin.get("position"), kept)
+            documents[place].append(traced)
+    return StepTrace(
+        step, [TracedRow(step * size + place, place // batch_size, some) for place, some in enumerate(documents)]
+    )
 
 
 def _sizes(batch_size: int, world_size: int) -> tuple[int, int]:
@@ -111,26 +115,6 @@ def _sizes(batch_size: int, world_size: int) -> tuple[int, int]:
             f"the most are {MOST_ROWS_OF_STEP}"
         )
     return batch_size, batch_size * world_size
-
-
-def _describe(
-    leaf_of: dict[int, PackedRows], found: list[tuple[int, int, int, int]], inputs: Sequence[str] | None
-) -> list[tuple[int, TracedDocument]]:
-    """Look up where the documents of all rows came from, one table at a time."""
-    described: dict[tuple[int, int, int, int], TracedDocument] = {}
-    for leaf in dict.fromkeys(leaf_of.values()):
-        own = [segment for segment in found if leaf_of[segment[0]] is leaf]
-        origins = read_sources(leaf.documents, [document for _, document, _, _ in own])
-        for segment, origin in zip(own, origins, strict=True):
-            number = origin.get("input")
-            described[segment] = TracedDocument(
-                leaf.documents.name,
-                *segment[1:],
-                inputs[number] if inputs is not None and number is not None else None,
-                origin.get("position"),
-                kept_fields(origin),
-            )
-    return [(segment[0], described[segment]) for segment in found]
 
 
 def trace_document(

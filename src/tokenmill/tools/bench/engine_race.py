@@ -131,11 +131,10 @@ def _compare(place: Workplace, report: BenchReport, effort: Effort) -> None:
         texts = f"{found['num_documents']:,} documents and {found['num_awkward']:,} awkward strings"
         differing = found["num_differing"] + found["num_differing_awkward"]
         row.facts["parity"] = f"{differing:,} differ" if differing else "equal"
-        other, equal = (
-            f"OTHER IDS than {place.reference} for {differing:,} of",
-            f"the same ids as {place.reference} for",
-        )
-        report.notes.append(f"{engine}: {other if differing else equal} {texts}")
+        if differing:
+            report.notes.append(f"{engine}: OTHER IDS than {place.reference} for {differing:,} of {texts}")
+        else:
+            report.notes.append(f"{engine}: the same ids as {place.reference} for {texts}")
         if found["num_rerouted"]:
             report.notes.append(
                 f"{engine}: {found['num_rerouted']:,} of these documents have code points that the libraries treat "

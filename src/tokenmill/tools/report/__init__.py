@@ -11,7 +11,7 @@ from tokenmill.display import Advance, ignore_progress
 from tokenmill.errors import UsageError
 from tokenmill.files import write_durably
 from tokenmill.store.store import TokenStore
-from tokenmill.tools.report.browser import NUM_SAMPLED, browse, choose_documents
+from tokenmill.tools.report.browser import browse
 from tokenmill.tools.report.collect import SAMPLE_TOKENS, collect_figures
 from tokenmill.tools.report.figures import Figures
 from tokenmill.tools.report.page import render_page
@@ -35,7 +35,7 @@ def write_report(
         if path is not None:
             _check_target(path, overwrite)
     figures = collect_figures(store, seq_len=seq_len, sample_tokens=sample_tokens, verify=verify, advance=advance)
-    write_durably(out, render_page(figures, browse(store, _choose(store, figures))))
+    write_durably(out, render_page(figures, browse(store, figures)))
     if json is not None:
         write_durably(json, msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n")
     return figures
@@ -49,18 +49,3 @@ def _check_target(path: Path, overwrite: bool) -> None:
         raise UsageError(f"{path} exists; choose another name, or pass --overwrite")
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is not a directory; make it first, or choose another place with -o")
-
-
-def _choose(store: TokenStore, figures: Figures) -> dict[tuple[str, int], list[str]]:
-    """Choose documents for the browser, in the order of the store, with notes about the odd ones."""
-    chosen: dict[tuple[str, int], list[str]] = {}
-    for name, split in store.splits.items():
-        count = max(NUM_SAMPLED // 8, NUM_SAMPLED * split.num_documents // max(1, figures.num_documents))
-        chosen |= {(name, number): [] for number in choose_documents(split, count)}
-    for suspicion in figures.suspicions:
-        for example in suspicion.examples:
-            chosen.setdefault((example.split, example.document), []).append(f"{suspicion.name}: {example.detail}")
-    for run in figures.tokens.runs:
-        chosen.setdefault((run.split, run.document), []).append(f"{run.num_tokens:,} times {run.text} ({run.id})")
-    places = {name: place for place, name in enumerate(store.splits)}
-    return dict(sorted(chosen.items(), key=lambda item: (places[item[0][0]], item[0][1])))

@@ -7,7 +7,7 @@ space of text beside ids. Characters that are made of several tokens are stored 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -15,13 +15,13 @@ import numpy as np
 
 from tokenmill.engines.decoder import Decoder
 from tokenmill.formatting import shorten, show_safely
-from tokenmill.store.documents import Documents
 from tokenmill.store.sources import read_sources
 from tokenmill.store.store import TokenStore
 from tokenmill.tools._origin import describe_origin, kept_fields
 from tokenmill.tools.inspect.token_view import Excerpt, TokenGroup, group_tokens
+from tokenmill.tools.report.figures import Figures
 
-__all__ = ["NUM_SAMPLED", "BrowsedDocument", "browse", "choose_documents"]
+__all__ = ["BrowsedDocument", "browse"]
 
 NUM_SAMPLED = 200
 MOST_TOKENS = 1500
@@ -49,26 +49,18 @@ class BrowsedDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Ranges of ids that are trained on."""
 
 
-def choose_documents(documents: Documents, count: int) -> list[int]:
-    """Choose numbers that are spread evenly over a split."""
-    count = min(count, documents.num_documents)
-    return (np.arange(count) * documents.num_documents // max(1, count)).tolist()
-
-
-def browse(store: TokenStore, chosen: dict[tuple[str, int], list[str]]) -> bytes:
-    """Encode documents by split and number, with notes about them, as JSON that fits a page.
+def browse(store: TokenStore, figures: Figures) -> bytes:
+    """Encode documents, with notes about the odd ones, as JSON that fits a page.
 
     No document is left out; if they are too large together, each of them is cut shorter.
     """
-    origins = _find_origins(store, list(chosen))
+    chosen = [origin for split, notes in _choose(store, figures).items() for origin in _origins(store, split, notes)]
     most_tokens = MOST_TOKENS
     while True:
         reader = _Reader(store, most_tokens)
-        documents = [
-            reader.read(split, number, origins[split, number], notes) for (split, number), notes in chosen.items()
-        ]
+        documents = [reader.read(**origin) for origin in chosen]
         browser = {
-            "supervised": any(split.mask is not None for split in store.splits.values()),
+            "supervised": figures.is_supervised,
             "pieces": dict(sorted(reader.pieces.items())),
             "specials": sorted(reader.specials),
             "documents": documents,
@@ -79,25 +71,30 @@ def browse(store: TokenStore, chosen: dict[tuple[str, int], list[str]]) -> bytes
         most_tokens = most_tokens * 2 // 3
 
 
-def _find_origins(
-    store: TokenStore, chosen: Sequence[tuple[str, int]]
-) -> dict[tuple[str, int], tuple[str, dict[str, str]]]:
-    """Look up where documents came from, and their kept fields."""
-    found = {}
+def _choose(store: TokenStore, figures: Figures) -> dict[str, dict[int, list[str]]]:
+    """Choose documents of each split, in order of their numbers, with notes about the odd ones."""
+    chosen: dict[str, dict[int, list[str]]] = {}
     for name, split in store.splits.items():
-        numbers = [number for where, number in chosen if where == name]
-        for number, row in zip(numbers, read_sources(split, numbers), strict=True):
-            found[name, number] = _describe_origin(store, row)
-    return found
+        share = max(NUM_SAMPLED // 8, NUM_SAMPLED * split.num_documents // max(1, figures.num_documents))
+        count = min(share, split.num_documents)
+        chosen[name] = {number: [] for number in (np.arange(count) * split.num_documents // max(1, count)).tolist()}
+    for suspicion in figures.suspicions:
+        for example in suspicion.examples:
+            note = f"{suspicion.name}: {example.detail}"
+            chosen[example.split].setdefault(example.document, []).append(note)
+    for run in figures.tokens.runs:
+        chosen[run.split].setdefault(run.document, []).append(f"{run.num_tokens:,} times {run.text} ({run.id})")
+    return {name: dict(sorted(notes.items())) for name, notes in chosen.items()}
 
 
-def _describe_origin(store: TokenStore, row: dict[str, Any]) -> tuple[str, dict[str, str]]:
-    if "input" not in row:
-        return "", {}
-    fields = ((show_safely(name), value) for name, value in kept_fields(row).items() if value is not None)
-    # Cut before it is made safe, because a field may be huge.
-    keys = {name: shorten(show_safely(value[: LONGEST_FIELD + 1]), LONGEST_FIELD) for name, value in fields}
-    return describe_origin(store.manifest.inputs[row["input"]].path, row["position"]), keys
+def _origins(store: TokenStore, split: str, notes: dict[int, list[str]]) -> Iterator[dict[str, Any]]:
+    """Look up where documents of a split came from, and their kept fields."""
+    for number, row in zip(notes, read_sources(store.splits[split], list(notes)), strict=True):
+        path = describe_origin(store.manifest.inputs[row["input"]].path, row["position"]) if "input" in row else ""
+        fields = ((show_safely(name), value) for name, value in kept_fields(row).items() if value is not None)
+        # Cut before it is made safe, because a field may be huge.
+        keys = {name: shorten(show_safely(value[: LONGEST_FIELD + 1]), LONGEST_FIELD) for name, value in fields}
+        yield {"split": split, "number": number, "origin": path, "keys": keys, "notes": notes[number]}
 
 
 class _Reader:
@@ -111,7 +108,7 @@ class _Reader:
         self.pieces: dict[int, str] = {}
         self.specials: set[int] = set()
 
-    def read(self, split: str, number: int, origin: tuple[str, dict[str, str]], notes: list[str]) -> BrowsedDocument:
+    def read(self, split: str, number: int, **origin: Any) -> BrowsedDocument:
         """Read one document, cut between characters; a huge one is never read whole."""
         documents = self._store.splits[split]
         bounds = documents.bounds(np.array([number]))
@@ -134,14 +131,12 @@ class _Reader:
             split=split,
             number=number,
             num_tokens=stop - start,
-            origin=origin[0],
-            keys=origin[1],
-            notes=notes,
             ids=ids,
             hidden=excerpt.hidden,
             head=num_head if excerpt.hidden else 0,
             shared=list(self._collect(groups)),
             trained=trained,
+            **origin,
         )
 
     def _collect(self, groups: list[TokenGroup]) -> Iterator[tuple[int, int, str]]:

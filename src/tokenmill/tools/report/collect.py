@@ -7,6 +7,7 @@ pieces that are spread evenly over each split.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -215,10 +216,8 @@ def _check_store(store: TokenStore, *, verify: bool, advance: Advance) -> Checks
     manifest = store.manifest
     parity = manifest.engine.parity
     files = list_files(store.path, manifest)
-    problems, verified = _check_sizes(files), None
-    if verify:
-        result = verify_store(store.path, advance=advance)
-        problems, verified = result.problems, result.rows()
+    verified = verify_store(store.path, advance=advance) if verify else None
+    problems = list(_check_sizes(files)) if verified is None else verified.problems
     return Checks(
         engine=f"{manifest.engine.name} {manifest.engine.version}",
         reference=parity.reference if parity else None,
@@ -230,27 +229,24 @@ def _check_store(store: TokenStore, *, verify: bool, advance: Advance) -> Checks
         num_files=len(files),
         num_bytes=sum(info.bytes for info in files.values()),
         problems=[problem.replace(str(store.path), store.path.name) for problem in problems],
-        verified=verified,
+        verified=None if verified is None else verified.rows(),
     )
 
 
-def _check_sizes(files: dict[Path, FileInfo]) -> list[str]:
-    problems = []
+def _check_sizes(files: dict[Path, FileInfo]) -> Iterator[str]:
     for path, info in files.items():
         try:
             size = path.stat().st_size
         except OSError:
-            problems.append(f"{path} is missing")
+            yield f"{path} is missing"
             continue
         if size != info.bytes:
-            problems.append(f"{path} has {size:,} bytes and the manifest says {info.bytes:,}")
-    return problems
+            yield f"{path} has {size:,} bytes and the manifest says {info.bytes:,}"
 
 
 def _read_run(store: Path) -> RunInfo | None:
     """Read the history of the run; None if it was not kept or is not readable, since no figure depends on it."""
     path = store / "run.json"
-    try:
+    with suppress(OSError, StoreError):
         return decode_sealed(path.read_bytes(), RunInfo, path)
-    except (OSError, StoreError):
-        return None
+    return None

@@ -7,7 +7,7 @@ browsers show as a tooltip, and every plot has a description for screen readers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from markupsafe import Markup
 
@@ -19,6 +19,7 @@ __all__ = ["draw_lengths", "draw_lines", "draw_rows", "draw_share", "format_shar
 
 WIDTH, HEIGHT = 480.0, 250.0
 LEFT, RIGHT, TOP, BOTTOM = 60.0, 12.0, 12.0, 46.0
+INNER_WIDTH, INNER_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 ROW_HEIGHT, ROW_PITCH, ROW_LABEL = 12.0, 17.0, 76.0
 MOST_LABELS = 7
 
@@ -39,8 +40,9 @@ def format_share(share: float) -> str:
 
 def draw_share(share: float) -> Markup:
     """Draw a small bar for a cell of a table."""
-    bar = Markup('<svg class="share" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">{}</svg>')
-    return bar.format(_rect(0, 0, 100, 8, "track") + _rect(0, 0, max(0.0, min(1.0, share)) * 100, 8, "fill"))
+    bars = [_rect(0, 0, 100, 8, "track"), _rect(0, 0, max(0.0, min(1.0, share)) * 100, 8, "fill")]
+    frame = {"class": "share", "viewBox": "0 0 100 8", "preserveAspectRatio": "none", "aria-hidden": "true"}
+    return _element("svg", frame, *bars)
 
 
 def draw_lengths(bins: Sequence[LengthCount], name: str) -> Markup:
@@ -49,9 +51,8 @@ def draw_lengths(bins: Sequence[LengthCount], name: str) -> Markup:
     num_tokens = sum(some.num_tokens for some in bins) or 1
     shares = [(some.num_documents / num_documents, some.num_tokens / num_tokens) for some in bins]
     top, ticks = _ticks(max((max(pair) for pair in shares), default=1.0))
-    plot = _Plot(top)
-    parts = [plot.grid(ticks, lambda value: f"{100 * value:.3g}%", "share")]
-    step = plot.width / max(1, len(bins))
+    parts = _grid(top, ticks, lambda value: f"{100 * value:.3g}%", "share")
+    step = INNER_WIDTH / max(1, len(bins))
     thickness = max(1.0, min(14.0, step * 0.4))
     for place, (some, pair) in enumerate(zip(bins, shares, strict=True)):
         middle = LEFT + (place + 0.5) * step
@@ -59,30 +60,24 @@ def draw_lengths(bins: Sequence[LengthCount], name: str) -> Markup:
             f"{_range(some)} tokens: {some.num_documents:,} documents ({format_share(pair[0])}), "
             f"{some.num_tokens:,} tokens ({format_share(pair[1])})"
         )
-        left = _bar(plot, middle - thickness, thickness, pair[0], "documents")
-        right = _bar(plot, middle, thickness, pair[1], "tokens")
         # The tooltip covers the whole column, because low bars are hard to hit.
-        column = _rect(LEFT + place * step, TOP, step, plot.height, "hover")
-        parts.append(Markup("<g>{}{}{}{}</g>").format(_title(title), column, left, right))
-    parts.append(_length_labels(bins, step))
-    parts.append(_text(LEFT + plot.width / 2, HEIGHT - 6, "tokens in a document", "middle"))
+        marks = [_rect(LEFT + place * step, TOP, step, INNER_HEIGHT, "hover")]
+        for x, share, kind in ((middle - thickness, pair[0], "documents"), (middle, pair[1], "tokens")):
+            y = _height(share, top)
+            marks.append(_rect(x, y, thickness, TOP + INNER_HEIGHT - y, kind))
+        parts.append(_titled(title, *marks))
+    parts += _label_below(_length_labels(bins, step), "tokens in a document")
     description = f"Histogram of document lengths of {name}, from {bins[0].start:,} to {bins[-1].stop - 1:,} tokens"
-    return _svg(WIDTH, HEIGHT, description, Markup("").join(parts))
+    return _svg(HEIGHT, description, parts)
 
 
-def _length_labels(bins: Sequence[LengthCount], step: float) -> Markup:
+def _length_labels(bins: Sequence[LengthCount], step: float) -> list[tuple[float, str]]:
+    """Label each bin at its middle, or some powers of two at the start of their bins."""
     if len(bins) <= MOST_LABELS:
-        centres = [(LEFT + (place + 0.5) * step, _range(some)) for place, some in enumerate(bins)]
-        return Markup("").join(_text(x, HEIGHT - BOTTOM + 16, label, "middle") for x, label in centres)
+        return [(LEFT + (place + 0.5) * step, _range(some)) for place, some in enumerate(bins)]
     powers = [(place, some.start) for place, some in enumerate(bins) if some.start & (some.start - 1) == 0]
     thinned = powers[:: max(1, math.ceil(len(powers) / MOST_LABELS))]
-    labels = [_text(LEFT + place * step, HEIGHT - BOTTOM + 16, f"{start:,}", "middle") for place, start in thinned]
-    return Markup("").join(labels)
-
-
-def _bar(plot: _Plot, x: float, width: float, share: float, kind: str) -> Markup:
-    y = plot.y(share)
-    return _rect(x, y, width, TOP + plot.height - y, kind)
+    return [(LEFT + place * step, f"{start:,}") for place, start in thinned]
 
 
 def _range(some: LengthCount) -> str:
@@ -102,42 +97,43 @@ def draw_lines(
     seconds = max((x for line in lines for x, _ in line), default=1.0) or 1.0
     highest = max((y for line in lines for _, y in line), default=1.0) or 1.0
     top, ticks = _ticks(max(highest, limit or 0.0))
-    plot = _Plot(top, seconds)
-    parts = [plot.grid(ticks, format, unit), plot.times()]
+
+    def across(time: float) -> float:
+        return LEFT + INNER_WIDTH * time / seconds
+
+    times = range(0, int(seconds) + 1, max(1, round(_round_step(seconds / 4))))
+    labels = [(across(time), format_seconds(time)) for time in times]
+    parts = [*_grid(top, ticks, format, unit), *_label_below(labels, "time since the start (minutes:seconds)")]
     if limit is not None:
-        y = plot.y(limit)
-        parts.append(
-            Markup('<g>{}<line class="limit" x1="{}" x2="{}" y1="{}" y2="{}"/></g>').format(
-                _title(f"limit {format(limit)}"), _number(LEFT), _number(WIDTH - RIGHT), _number(y), _number(y)
-            )
-        )
+        parts.append(_titled(f"limit {format(limit)}", _line(_height(limit, top), "limit")))
     for line in lines:
+        points = [(_number(across(x)), _number(_height(y, top))) for x, y in line]
         # A line of one point has no length; a second point at the same place makes its round caps visible.
-        ends = [*line, *line] if len(line) == 1 else line
-        path = " ".join(f"{_number(plot.x(x))},{_number(plot.y(y))}" for x, y in ends)
-        parts.append(Markup('<polyline class="line {}" points="{}"/>').format(kind, path))
-        for x, y in line:
-            dot = Markup('<circle class="dot" cx="{}" cy="{}" r="5">{}</circle>')
-            where = f"{format(y)} {unit} at {format_seconds(x)}"
-            parts.append(dot.format(_number(plot.x(x)), _number(plot.y(y)), _title(where)))
-    return _svg(WIDTH, HEIGHT, description, Markup("").join(parts))
+        path = " ".join(f"{x},{y}" for x, y in (points * 2 if len(points) == 1 else points))
+        parts.append(_element("polyline", {"class": f"line {kind}", "points": path}))
+        for (x, y), (at, value) in zip(points, line, strict=True):
+            title = _element("title", {}, f"{format(value)} {unit} at {format_seconds(at)}")
+            parts.append(_element("circle", {"class": "dot", "cx": x, "cy": y, "r": 5}, title))
+    return _svg(HEIGHT, description, parts)
 
 
 def draw_rows(rows: Sequence[DrawnRow], seq_len: int, name: str) -> Markup:
     """Draw rows: documents in two alternating shades, marks where they are cut, and padding."""
     height = TOP + len(rows) * ROW_PITCH + 34
     width = WIDTH - ROW_LABEL - RIGHT
-    parts = [_draw_row(row, TOP + place * ROW_PITCH, seq_len, width / seq_len) for place, row in enumerate(rows)]
+    parts: list[Markup] = []
+    for place, row in enumerate(rows):
+        parts += _draw_row(row, TOP + place * ROW_PITCH, seq_len, width / seq_len)
     base = TOP + len(rows) * ROW_PITCH + 10
     parts.append(_text(ROW_LABEL - 8, base, "row", "end"))
     for share, anchor in ((0, "start"), (0.5, "middle"), (1, "end")):
         parts.append(_text(ROW_LABEL + share * width, base, f"{int(share * seq_len):,}", anchor))
     parts.append(_text(ROW_LABEL + width / 2, base + 16, "token of the row", "middle"))
     description = f"{len(rows)} rows of {seq_len:,} tokens under {name}: documents, cuts and padding"
-    return _svg(WIDTH, height, description, Markup("").join(parts))
+    return _svg(height, description, parts)
 
 
-def _draw_row(row: DrawnRow, y: float, seq_len: int, scale: float) -> Markup:
+def _draw_row(row: DrawnRow, y: float, seq_len: int, scale: float) -> list[Markup]:
     parts = [_text(ROW_LABEL - 8, y + ROW_HEIGHT - 2, f"{row.number:,}", "end")]
     parts += [_draw_segment(segment, number, y, scale) for number, segment in enumerate(row.segments)]
     used = sum(segment.num_tokens for segment in row.segments)
@@ -147,10 +143,9 @@ def _draw_row(row: DrawnRow, y: float, seq_len: int, scale: float) -> Markup:
         (rest, "padding", f"padding, {rest:,} tokens"),
     ):
         if count:
-            mark = _rect(ROW_LABEL + used * scale, y, count * scale, ROW_HEIGHT, kind)
-            parts.append(Markup("<g>{}{}</g>").format(_title(title), mark))
+            parts.append(_titled(title, _rect(ROW_LABEL + used * scale, y, count * scale, ROW_HEIGHT, kind)))
             used += count
-    return Markup("").join(parts)
+    return parts
 
 
 def _draw_segment(segment: DrawnSegment, number: int, y: float, scale: float) -> Markup:
@@ -163,41 +158,28 @@ def _draw_segment(segment: DrawnSegment, number: int, y: float, scale: float) ->
         marks.append(_rect(x, y, 2.5, ROW_HEIGHT, "cut"))
     if segment.is_cut_behind:
         marks.append(_rect(x + width - 2.5, y, 2.5, ROW_HEIGHT, "cut"))
-    return Markup("<g>{}{}</g>").format(_title(title), Markup("").join(marks))
+    return _titled(title, *marks)
 
 
-class _Plot:
-    """The coordinates of a plot whose axes begin at 0."""
+def _height(value: float, top: float) -> float:
+    """The vertical coordinate of a value on an axis from 0 to `top`."""
+    return TOP + INNER_HEIGHT * (1 - value / top)
 
-    def __init__(self, top: float, right: float = 1.0) -> None:
-        self._top, self._right = top, right
-        self.width, self.height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
-    def x(self, value: float) -> float:
-        return LEFT + self.width * value / self._right
+def _grid(top: float, ticks: Sequence[float], format: Callable[[float], str], unit: str) -> list[Markup]:
+    """Draw horizontal lines with their values, and the unit beside them."""
+    parts = []
+    for tick in ticks:
+        y = _height(tick, top)
+        parts += [_line(y, "grid"), _text(LEFT - 6, y + 4, format(tick), "end")]
+    turned = f"translate(13 {_number(TOP + INNER_HEIGHT / 2)}) rotate(-90)"
+    return [*parts, _element("text", {"class": "unit", "transform": turned, "text-anchor": "middle"}, unit)]
 
-    def y(self, value: float) -> float:
-        return TOP + self.height * (1 - value / self._top)
 
-    def grid(self, ticks: Sequence[float], format: Callable[[float], str], unit: str) -> Markup:
-        """Draw horizontal lines with their values, and the unit beside them."""
-        parts = []
-        for tick in ticks:
-            y = self.y(tick)
-            line = Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>')
-            parts.append(line.format(_number(LEFT), _number(WIDTH - RIGHT), _number(y), _number(y)))
-            parts.append(_text(LEFT - 6, y + 4, format(tick), "end"))
-        middle = TOP + self.height / 2
-        turned = Markup('<text class="unit" transform="translate(13 {}) rotate(-90)" text-anchor="middle">{}</text>')
-        return Markup("").join([*parts, turned.format(_number(middle), unit)])
-
-    def times(self) -> Markup:
-        """Draw the axis of seconds."""
-        step = max(1, round(_round_step(self._right / 4)))
-        ticks = range(0, int(self._right) + 1, step)
-        labels = [_text(self.x(tick), HEIGHT - BOTTOM + 16, format_seconds(tick), "middle") for tick in ticks]
-        labels.append(_text(LEFT + self.width / 2, HEIGHT - 6, "time since the start (minutes:seconds)", "middle"))
-        return Markup("").join(labels)
+def _label_below(labels: Sequence[tuple[float, str]], axis: str) -> list[Markup]:
+    """Write labels at their horizontal coordinates below a plot, and what the axis shows below them."""
+    parts = [_text(x, HEIGHT - BOTTOM + 16, label, "middle") for x, label in labels]
+    return [*parts, _text(LEFT + INNER_WIDTH / 2, HEIGHT - 6, axis, "middle")]
 
 
 def _ticks(highest: float) -> tuple[float, list[float]]:
@@ -212,22 +194,32 @@ def _round_step(rough: float) -> float:
     return next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
 
 
-def _svg(width: float, height: float, description: str, content: Markup) -> Markup:
-    frame = '<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
-    return Markup(frame).format(_number(width), _number(height), description, content)
+def _svg(height: float, description: str, parts: Sequence[Markup]) -> Markup:
+    view = f"0 0 {_number(WIDTH)} {_number(height)}"
+    return _element("svg", {"class": "plot", "viewBox": view, "role": "img", "aria-label": description}, *parts)
 
 
 def _rect(x: float, y: float, width: float, height: float, kind: str) -> Markup:
-    rect = Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>')
-    return rect.format(kind, _number(x), _number(y), _number(max(0.0, width)), _number(height))
+    return _element("rect", {"class": kind, "x": x, "y": y, "width": max(0.0, width), "height": height})
+
+
+def _line(y: float, kind: str) -> Markup:
+    return _element("line", {"class": kind, "x1": LEFT, "x2": WIDTH - RIGHT, "y1": y, "y2": y})
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> Markup:
-    return Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(_number(x), _number(y), anchor, text)
+    return _element("text", {"x": x, "y": y, "text-anchor": anchor}, text)
 
 
-def _title(text: str) -> Markup:
-    return Markup("<title>{}</title>").format(text)
+def _titled(title: str, *marks: Markup) -> Markup:
+    return _element("g", {}, _element("title", {}, title), *marks)
+
+
+def _element(name: str, attributes: Mapping[str, float | str], *content: str) -> Markup:
+    """An element of SVG; text that is not `Markup` is escaped."""
+    shown = ((key, value if isinstance(value, str) else _number(value)) for key, value in attributes.items())
+    start = Markup("<") + name + Markup("").join(Markup(' {}="{}"').format(key, value) for key, value in shown)
+    return start + (Markup(">{}</{}>").format(Markup("").join(content), name) if content else Markup("/>"))
 
 
 def _number(value: float) -> str:

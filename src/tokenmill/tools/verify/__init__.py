@@ -107,14 +107,11 @@ def local_copy(store: str | Path, advance: Advance) -> Iterator[tuple[Path, list
 
 
 def _verify(store: Path, against: Sequence[str], every: bool, advance: Advance) -> Verification:
-    result = Verification()
     try:
         manifest = read_manifest(store)
-    except (StoreError, UnicodeDecodeError) as error:
-        damage = f"{store / MANIFEST} is damaged: {error}; {RESTORE}"
-        result.problems.append(str(error) if isinstance(error, StoreError) else damage)
-        return result
-    result.num_files, result.num_bytes = 1, (store / MANIFEST).stat().st_size
+    except StoreError as error:
+        return Verification(problems=[str(error)])
+    result = Verification(num_files=1, num_bytes=(store / MANIFEST).stat().st_size)
     result.problems += [*_check_totals(manifest), *_check_names(manifest)]
     if result.is_sound:
         _check_run_file(store, result)
@@ -187,7 +184,7 @@ def _check_run_file(store: Path, result: Verification) -> None:
     result.num_bytes += len(data)
     try:
         decode_sealed(data, RunInfo, path)
-    except (StoreError, UnicodeDecodeError):
+    except StoreError:
         result.problems.append(f"{path} is damaged: its checksum does not match; it holds speeds only, so remove it")
 
 
