@@ -6,16 +6,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable
 
-__all__ = [
-    "JOINERS",
-    "format_bytes",
-    "format_count",
-    "format_facts",
-    "format_seconds",
-    "plural",
-    "shorten",
-    "show_safely",
-]
+__all__ = ["format_bytes", "format_count", "format_facts", "format_seconds", "plural", "shorten", "show_safely"]
 
 JOINERS = "\u200c\u200d"
 NAME_COLUMNS, COLUMNS = 12, 80

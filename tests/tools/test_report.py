@@ -38,8 +38,7 @@ from tokenmill.tools.report import write_report
 from tokenmill.tools.report.collect import collect_figures
 from tokenmill.tools.report.figures import Figures
 from tokenmill.tools.report.svg import format_share
-from tokenmill.tools.report.token_counts import choose_pieces, cut_pieces
-from tokenmill.tools.report.vocabulary import Vocabulary
+from tokenmill.tools.report.token_counts import Vocabulary, choose_pieces, cut_pieces
 
 EVIL = [
     "</script><script>window.hacked = 1</script>",

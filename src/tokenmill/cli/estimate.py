@@ -6,17 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tokenmill.cli._flags import (
-    AsJson,
-    Format,
-    Inputs,
-    Memory,
-    TextKey,
-    TokenizerSpec,
-    Workers,
-    count_or_auto,
-    switch,
-)
+from tokenmill.cli._flags import AsJson, Format, Inputs, Memory, TextKey, TokenizerSpec, Workers, count_or_auto, switch
 from tokenmill.cli._output import print_json
 
 __all__ = ["estimate", "run_estimate"]

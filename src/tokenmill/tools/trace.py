@@ -21,18 +21,9 @@ from tokenmill.filling.fill import Chunk
 from tokenmill.formatting import plural, show_safely
 from tokenmill.loaders.base import count_rows
 from tokenmill.store.sources import read_sources
-from tokenmill.tools._origin import describe_origin, kept_fields
+from tokenmill.tools.inspect.document_view import describe_origin, kept_fields
 
-__all__ = [
-    "Sighting",
-    "StepTrace",
-    "TracedDocument",
-    "TracedRow",
-    "render_sightings",
-    "render_step",
-    "trace_document",
-    "trace_step",
-]
+__all__ = ["Sighting", "StepTrace", "render_sightings", "render_step", "trace_document", "trace_step"]
 
 MOST_LINES = 200
 MOST_ROWS_OF_STEP = 1 << 22

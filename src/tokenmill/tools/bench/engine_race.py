@@ -59,12 +59,7 @@ def run_engine(engine: EngineName, tokenizer: str, documents: str, threads: bool
             passes += 1
     steady = later if passes else first
     per_pass = {key: value / max(1, passes) for key, value in steady.items()}
-    return {
-        **per_pass,
-        "load_seconds": loading["seconds"],
-        "first_seconds": first["seconds"],
-        "num_tokens": num_tokens,
-    }
+    return {**per_pass, "load_seconds": loading["seconds"], "first_seconds": first["seconds"], "num_tokens": num_tokens}
 
 
 def compare_engine(engine: EngineName, tokenizer: str, documents: str) -> Answer:

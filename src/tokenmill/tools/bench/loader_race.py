@@ -122,47 +122,30 @@ class LoaderChoice:
         return [name for name, package in FRAMEWORKS.items() if name not in self.skip and find_spec(package)]
 
 
-class _Tokens:
-    """The tokens that all contenders read: those of a store, or the first part of them."""
-
-    def __init__(self, path: str, max_bytes: int) -> None:
-        self.path = path
-        self._documents = open_tokens(path).split()
-        self.dtype = self._documents.dtype
-        self.num_tokens = min(self._documents.num_tokens, max_bytes // self.dtype.itemsize)
-
-    def num_rows(self, seq_len: int) -> int:
-        """Count the rows that have a target for their last token."""
-        return max(0, (self.num_tokens - 1) // seq_len)
-
-    def check(self, choice: LoaderChoice) -> None:
-        """Refuse batches of more rows than there are."""
-        num_rows, largest = self.num_rows(choice.seq_len), max(choice.batch_sizes)
-        if num_rows < largest:
-            raise UsageError(
-                f"{self.path}: {self.num_tokens:,} tokens are {num_rows:,} rows of {choice.seq_len}, fewer than a "
-                f"batch of {largest}; use a smaller --seq-len or --batch-size, or more data"
-            )
-
-    def write_flat(self, path: Path) -> None:
-        """Write the tokens as scripts without tokenmill read them."""
-        with path.open("wb") as file:
-            for start in range(0, self.num_tokens, PIECE_TOKENS):
-                piece = self._documents.read(start, min(start + PIECE_TOKENS, self.num_tokens))
-                file.write(np.ascontiguousarray(piece, self.dtype).data)
-
-
 def bench_loaders(path: str, choice: LoaderChoice, effort: Effort) -> BenchReport:
-    """Measure every loader at every batch size."""
-    tokens = _Tokens(path, effort.max_bytes or MAX_BYTES)
-    tokens.check(choice)
-    sizes = {"num_tokens": tokens.num_tokens, "num_bytes": tokens.num_tokens * tokens.dtype.itemsize}
+    """Measure every loader at every batch size, on all tokens of a store or the first part of them."""
+    documents = open_tokens(path).split()
+    item_bytes = documents.dtype.itemsize
+    num_tokens = min(documents.num_tokens, (effort.max_bytes or MAX_BYTES) // item_bytes)
+    # The last token of a row needs a target, too.
+    num_rows, largest = max(0, (num_tokens - 1) // choice.seq_len), max(choice.batch_sizes)
+    if num_rows < largest:
+        raise UsageError(
+            f"{path}: {num_tokens:,} tokens are {num_rows:,} rows of {choice.seq_len}, fewer than a "
+            f"batch of {largest}; use a smaller --seq-len or --batch-size, or more data"
+        )
+    sizes = {"num_tokens": num_tokens, "num_bytes": num_tokens * item_bytes}
     report = BenchReport("loaders", {"path": path, **sizes, "seq_len": choice.seq_len})
     with TemporaryDirectory(prefix="tokenmill-bench-") as folder:
         effort.tell("writing the tokens to one flat file")
-        tokens.write_flat(Path(folder) / "flat.bin")
-        contenders = list(_contenders(tokens, Path(folder) / "flat.bin", choice))
-        report.race(contenders, effort, _make_result, "tokens_per_second")
+        flat = Path(folder) / "flat.bin"
+        with flat.open("wb") as file:
+            for start in range(0, num_tokens, PIECE_TOKENS):
+                piece = documents.read(start, min(start + PIECE_TOKENS, num_tokens))
+                file.write(np.ascontiguousarray(piece, documents.dtype).data)
+        plain = {"flat": str(flat), "dtype": documents.dtype.str}
+        stored = {"data": path if is_remote(path) else str(Path(path).absolute()), "num_rows": num_rows}
+        report.race(list(_contenders(plain, stored, choice)), effort, _make_result, "tokens_per_second")
     report.left_out |= _missing(choice)
     narrow = sorted({row.name for row in report.rows if row.facts["dtype"] == "int32"})
     if narrow:
@@ -217,10 +200,11 @@ def _anonymous_bytes() -> int:
     return int(sum_over_tree(read))
 
 
-def _contenders(tokens: _Tokens, flat: Path, choice: LoaderChoice) -> Iterator[Contender]:
-    """All loaders at every batch size: each has a stream, modules to import before it, and settings."""
-    plain = {"flat": str(flat), "dtype": tokens.dtype.str}
-    data = tokens.path if is_remote(tokens.path) else str(Path(tokens.path).absolute())
+def _contenders(plain: dict[str, Any], stored: dict[str, Any], choice: LoaderChoice) -> Iterator[Contender]:
+    """All loaders at every batch size: each has a stream, modules to import before it, and settings.
+
+    `plain` are the settings of those that read the flat file, `stored` of those that read the data as it is.
+    """
     loaders: list[tuple[str, str, list[str], dict[str, Any]]] = [("np.memmap loop", "memmap", [], plain)]
     if "torch" in choice.frameworks:
         imports, several = ["torch.utils.data"], {**plain, "workers": WORKERS}
@@ -228,8 +212,7 @@ def _contenders(tokens: _Tokens, flat: Path, choice: LoaderChoice) -> Iterator[C
         loaders.append((f"DataLoader, {WORKERS} workers", "data_loader", imports, several))
     for name in choice.frameworks:
         imports = [FRAMEWORKS[name], "tokenmill.loaders", "tokenmill.dataset.pack"]
-        own = {"data": data, "framework": name, "num_rows": tokens.num_rows(choice.seq_len)}
-        loaders.append((f"tokenmill {name}", "tokenmill", imports, own))
+        loaders.append((f"tokenmill {name}", "tokenmill", imports, {**stored, "framework": name}))
     shape = {"seq_len": choice.seq_len, "num_batches": choice.num_batches}
     for size, (name, stream, imports, own) in itertools.product(choice.batch_sizes, loaders):
         settings = {"stream": stream, "imports": imports, "settings": own, **shape, "batch_size": size}

@@ -1,4 +1,4 @@
-"""Single documents and training rows, with the text and the id of each token."""
+"""Single documents and training rows: where they came from, and the text and the id of each token."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from tokenmill.filling.fill import Chunk
 from tokenmill.formatting import show_safely
 from tokenmill.store.sources import read_sources
 from tokenmill.store.store import TokenStore
-from tokenmill.tools._origin import describe_origin, kept_fields
 from tokenmill.tools.inspect.token_view import DrawnIds, DrawnTokens, Excerpt, group_tokens
 
-__all__ = ["document_json", "render_document", "render_row", "row_json"]
+__all__ = ["describe_origin", "document_json", "kept_fields", "render_document", "render_row", "row_json"]
 
 
 def render_document(store: TokenStore, number: int, split: str = "train", *, max_tokens: int = 200) -> RenderableType:
@@ -117,3 +116,13 @@ def _describe_document(
     yield "from", describe_origin(store.manifest.inputs[row["input"]].path, row["position"])
     for name, value in kept_fields(row).items():
         yield show_safely(name), "not given" if value is None else show_safely(value)
+
+
+def describe_origin(path: str, position: int | None) -> str:
+    """`data/a.jsonl, position 5`."""
+    return show_safely(path) + ("" if position is None else f", position {position:,}")
+
+
+def kept_fields(row: dict[str, Any]) -> dict[str, str | None]:
+    """The fields of a document that `--keep-keys` kept, from its row in the table of documents."""
+    return {name.removeprefix("key."): value for name, value in row.items() if name.startswith("key.")}

@@ -17,7 +17,7 @@ from tokenmill.engines.decoder import Decoder
 from tokenmill.formatting import shorten, show_safely
 from tokenmill.store.sources import read_sources
 from tokenmill.store.store import TokenStore
-from tokenmill.tools._origin import describe_origin, kept_fields
+from tokenmill.tools.inspect.document_view import describe_origin, kept_fields
 from tokenmill.tools.inspect.token_view import Excerpt, TokenGroup, group_tokens
 from tokenmill.tools.report.figures import Figures
 

@@ -24,8 +24,7 @@ from tokenmill.tools.inspect.statistics import measure_lengths, name_token, shar
 from tokenmill.tools.report.figures import Checks, Example, Figures, SplitFigures, Suspicion
 from tokenmill.tools.report.groups import GroupTally, Integers, SourceTally, Sums
 from tokenmill.tools.report.packings import fill_rows
-from tokenmill.tools.report.token_counts import PIECE_TOKENS, TokenTally, Worst, choose_pieces, cut_pieces
-from tokenmill.tools.report.vocabulary import Vocabulary
+from tokenmill.tools.report.token_counts import PIECE_TOKENS, TokenTally, Vocabulary, Worst, choose_pieces, cut_pieces
 from tokenmill.tools.verify import list_files
 from tokenmill.tools.verify import verify as verify_store
 

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.engines.decoder import Decoder
+from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.errors import StoreError
+from tokenmill.formatting import shorten, show_safely
 from tokenmill.store.documents import Documents
 from tokenmill.tools.report.figures import LongRun, TokenCount, TokenFigures
-from tokenmill.tools.report.vocabulary import Vocabulary
 
-__all__ = ["PIECE_TOKENS", "Piece", "TokenTally", "Worst", "choose_pieces", "cut_pieces"]
+__all__ = ["PIECE_TOKENS", "Piece", "TokenTally", "Vocabulary", "Worst", "choose_pieces", "cut_pieces"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -27,6 +29,62 @@ SHORTEST_RUN = 4
 NUM_FREQUENT, NUM_RUNS, NUM_EXAMPLES = 20, 15, 10
 REPEATING_SHARE, REPEATING_TOKENS = 0.5, 32
 """A document is repetitive if one token makes up half of it, and it has at least this many tokens."""
+
+
+REPLACEMENT = "\ufffd".encode()
+LONGEST_PIECE = 20
+ENDS_1, ENDS_2, IS_MIDDLE, STARTS_2, STARTS_1 = 1, 2, 4, 8, 16
+"""Flags of tokens that hold a part of U+FFFD, which is EF BF BD: EF or EF BF at their end, only BF, BF BD or BD at
+their start."""
+
+
+class Vocabulary:
+    """For every id the size in bytes (0 for special tokens), and which parts of U+FFFD it holds, as arrays."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+        self._decoder = Decoder(tokenizer)
+        self.specials = frozenset(tokenizer.special_tokens.values())
+        spellings = [b"" if token in self.specials else self.spell(token) for token in range(size)]
+        self.sizes = np.array([len(spelling) for spelling in spellings], np.int64)
+        self._replacements = np.array([spelling.count(REPLACEMENT) for spelling in spellings], np.int64)
+        self._parts = np.array([_parts_of_replacement(spelling) for spelling in spellings], np.uint8)
+
+    def spell(self, token: int) -> bytes:
+        """The bytes of a token; none for an id that the vocabulary does not use."""
+        try:
+            return self._decoder.token_bytes(token)
+        except (KeyError, IndexError, ValueError):
+            return b""
+
+    def show(self, token: int) -> str:
+        """Show a token in a table, with visible spaces and bytes."""
+        return _show_piece(self.spell(token))
+
+    def count_replacements(self, ids: np.ndarray) -> np.ndarray:
+        """Count for each token the characters U+FFFD that end in it, even if they begin in an earlier token."""
+        found: np.ndarray = self._replacements[ids]
+        parts = self._parts[ids]
+        if not parts.any():
+            return found
+        before, here = parts[:-1], parts[1:]
+        found[1:] += ((before & ENDS_1 > 0) & (here & STARTS_2 > 0)) | ((before & ENDS_2 > 0) & (here & STARTS_1 > 0))
+        found[2:] += (parts[:-2] & ENDS_1 > 0) & (parts[1:-1] & IS_MIDDLE > 0) & (parts[2:] & STARTS_1 > 0)
+        return found
+
+
+def _parts_of_replacement(spelling: bytes) -> int:
+    parts = ENDS_1 * spelling.endswith(b"\xef") + ENDS_2 * spelling.endswith(b"\xef\xbf")
+    parts += IS_MIDDLE * (spelling == b"\xbf")
+    return parts + STARTS_2 * spelling.startswith(b"\xbf\xbd") + STARTS_1 * spelling.startswith(b"\xbd")
+
+
+def _show_piece(spelling: bytes) -> str:
+    """Show bytes as the text of a table cell."""
+    try:
+        text = spelling.decode()
+    except UnicodeDecodeError:
+        return " ".join(f"0x{byte:02X}" for byte in spelling)
+    return shorten(show_safely(text.replace("\n", "↵").replace("\t", "⇥").replace(" ", "␣")), LONGEST_PIECE)
 
 
 class Piece(NamedTuple):

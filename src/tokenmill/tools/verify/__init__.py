@@ -73,11 +73,7 @@ class Verification(msgspec.Struct, kw_only=True):
 
 
 def verify(
-    store: str | Path,
-    *,
-    against: Sequence[str] = (),
-    every: bool = False,
-    advance: Advance = ignore_progress,
+    store: str | Path, *, against: Sequence[str] = (), every: bool = False, advance: Advance = ignore_progress
 ) -> Verification:
     """Check every file of a store and, given its inputs, the ids of a sample (or of `every` document).
 

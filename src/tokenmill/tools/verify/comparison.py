@@ -24,13 +24,7 @@ from tokenmill.store.manifest import Manifest, ShardInfo
 from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES, index_lengths
 from tokenmill.supervision.masks import Weights, assemble, weigh_tokens
 from tokenmill.text_batch import IntArray
-from tokenmill.tools.verify.source_documents import (
-    SourceDocument,
-    SourceReader,
-    StoredTask,
-    choose_documents,
-    tasks_of,
-)
+from tokenmill.tools.verify.source_documents import SourceDocument, SourceReader, StoredTask, choose_documents, tasks_of
 
 __all__ = ["Comparison", "compare_with_inputs"]
 
