@@ -2,63 +2,101 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from tokenmill.cli import _tokenize_flags as flag
 from tokenmill.cli._config import merge_config
-from tokenmill.cli._flags import Store, switch
+from tokenmill.cli._flags import INPUTS, Store, switch
 from tokenmill.cli.estimate import run_estimate
 
 __all__ = ["finish", "tokenize"]
 
+_reading, _supervised, _tokens, _output, _running, _display = (
+    partial(typer.Option, rich_help_panel=panel)
+    for panel in ("Reading", "Supervised data", "Tokens", "Output", "Running", "Display")
+)
+
 
 def tokenize(
     context: typer.Context,
-    inputs: flag.Inputs = None,
-    out: flag.Out = None,
-    tokenizer: flag.Tokenizer = None,
-    config: flag.Config = None,
-    text_key: flag.TextKey = None,
-    keep_keys: flag.KeepKeys = None,
-    format: flag.Format = "auto",
-    separator: flag.Separator = None,
-    whole_files: flag.WholeFiles = False,
-    max_document_bytes: flag.MaxDocumentBytes = "256MB",
-    limit: flag.Limit = None,
-    messages_key: flag.MessagesKey = None,
-    prompt_key: flag.PromptKey = None,
-    response_key: flag.ResponseKey = None,
-    template: flag.Template = None,
-    chat_template: flag.ChatTemplate = None,
-    weight_key: flag.WeightKey = None,
-    eos: flag.Eos = None,
-    bos: flag.Bos = None,
-    eos_token: flag.EosToken = None,
-    bos_token: flag.BosToken = None,
-    special_tokens: flag.SpecialTokens = None,
-    engine: flag.Engine = "auto",
-    val_fraction: flag.ValFraction = 0.0,
-    seed: flag.Seed = 0,
-    overwrite: flag.Overwrite = False,
-    workers: flag.Workers = "auto",
-    memory: flag.Memory = "auto",
-    batch_size: flag.BatchSize = None,
-    task_bytes: flag.TaskBytes = None,
-    on_error: flag.OnError = "fail",
-    max_errors: flag.MaxErrors = None,
-    executor: flag.Executor = "local",
-    rank: flag.Rank = None,
-    world_size: flag.WorldSize = None,
-    affinity: flag.Affinity = False,
-    numa: flag.Numa = False,
-    profile: flag.Profile = None,
-    scratch: flag.Scratch = None,
-    dry_run: flag.DryRun = False,
-    monitor: flag.Monitor = False,
-    log_json: flag.LogJson = False,
-    quiet: flag.Quiet = False,
+    inputs: Annotated[list[str] | None, typer.Argument(metavar="INPUT...", help=INPUTS)] = None,
+    out: Annotated[str | None, _output("-o", "--out", help="Directory of the store, or s3://BUCKET/PATH.")] = None,
+    tokenizer: Annotated[
+        str | None, _tokens(help="Directory, tokenizer.json, .model, .tiktoken, tiktoken:NAME, bytes, or a Hub id.")
+    ] = None,
+    config: Annotated[Path | None, _running(help="YAML file whose keys are these flags; flags here win.")] = None,
+    text_key: Annotated[
+        str | None, _reading(help="Field that holds the text; dots go into nested objects \\[default: text].")
+    ] = None,
+    keep_keys: Annotated[str | None, _reading(help="Fields to keep beside each document: id,source.")] = None,
+    format: Annotated[str, _reading(help="auto, jsonl, json, parquet or text.")] = "auto",
+    separator: Annotated[
+        str | None, _reading(help="Plain text: what stands between documents (\\n is a line end).")
+    ] = None,
+    whole_files: Annotated[bool, _reading("--whole-files", help="Plain text: each file is one document.")] = False,
+    max_document_bytes: Annotated[str, _reading(help="A longer text is a reject.")] = "256MB",
+    limit: Annotated[int | None, _reading(help="Only the first N documents.")] = None,
+    messages_key: Annotated[str | None, _supervised(help="Field with a list of messages.")] = None,
+    prompt_key: Annotated[str | None, _supervised(help="Field with the prompt, which is not trained on.")] = None,
+    response_key: Annotated[str | None, _supervised(help="Field with the response, which is.")] = None,
+    template: Annotated[
+        str | None, _supervised(help="How both are put together \\[default: {prompt}\\n{response}].")
+    ] = None,
+    chat_template: Annotated[
+        str | None, _supervised(metavar="FILE", help="Jinja template for messages \\[default: the tokenizer's].")
+    ] = None,
+    weight_key: Annotated[str | None, _supervised(help="Field with the weight of a record, or of spans of it.")] = None,
+    eos: Annotated[
+        bool | None,
+        _tokens(
+            "--eos/--no-eos", help="End every document with the end-of-text token \\[default: yes, but for messages]."
+        ),
+    ] = None,
+    bos: Annotated[
+        bool | None,
+        _tokens(
+            "--bos/--no-bos",
+            help="Begin every document with the beginning-of-text token \\[default: as the tokenizer does].",
+        ),
+    ] = None,
+    eos_token: Annotated[str | None, _tokens(help="The end-of-text token, as string or id.")] = None,
+    bos_token: Annotated[str | None, _tokens(help="The beginning-of-text token, as string or id.")] = None,
+    special_tokens: Annotated[
+        str | None,
+        _tokens(
+            help="Special-token strings in texts: as-text, parse or error \\[default: as-text; error with templates]."
+        ),
+    ] = None,
+    engine: Annotated[str, _tokens(help="auto, gigatoken, huggingface, sentencepiece, tiktoken or bytes.")] = "auto",
+    val_fraction: Annotated[float, _output(help="Share of documents for the val split.")] = 0.0,
+    seed: Annotated[int, _output(help="Seed of the split.")] = 0,
+    overwrite: Annotated[bool, _output("--overwrite", help="Remove the store that is there first.")] = False,
+    workers: Annotated[str, _running(help="Worker processes.")] = "auto",
+    memory: Annotated[str, _running(help="Bound for all processes together: 4GB.")] = "auto",
+    batch_size: Annotated[int | None, _running(help="Documents per engine call \\[default: by size].")] = None,
+    task_bytes: Annotated[str | None, _running(help="Text per task and shard \\[default: by input size].")] = None,
+    on_error: Annotated[str, _running(help="A bad record: fail, or skip and count it.")] = "fail",
+    max_errors: Annotated[int | None, _running(help="With skip: stop after this many rejects.")] = None,
+    executor: Annotated[
+        str, _running(help="local, or ray: the cluster at RAY_ADDRESS, else a new one here.")
+    ] = "local",
+    rank: Annotated[
+        str | None, _running(metavar="N|slurm|kubernetes", help="Do the share of one of several processes.")
+    ] = None,
+    world_size: Annotated[int | None, _running(help="With --rank: how many processes there are.")] = None,
+    affinity: Annotated[bool, _running("--affinity", help="Keep each worker on a core of its own.")] = False,
+    numa: Annotated[bool, _running("--numa", help="The same, over all memory nodes in turn.")] = False,
+    profile: Annotated[str | None, _running(metavar="FILE", help="Profile of one worker: .txt, or for pstats.")] = None,
+    scratch: Annotated[
+        str | None, _running(help="Where shards are made before they go to a bucket \\[default: TMPDIR].")
+    ] = None,
+    dry_run: Annotated[bool, _running("--dry-run", help="Only estimate what it would produce and need.")] = False,
+    monitor: Annotated[bool, _display("--monitor", help="Also show cores, stages and workers.")] = False,
+    log_json: Annotated[bool, _display("--log-json", help="Progress as JSON lines.")] = False,
+    quiet: Annotated[bool, _display("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Tokenize text files into a store; run it again to resume after any stop."""
     if dry_run:
