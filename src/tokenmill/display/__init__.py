@@ -19,13 +19,10 @@ __all__ = [
     "Advance",
     "Display",
     "Draw",
-    "JsonLines",
     "Machine",
-    "PlainLines",
     "Preparation",
     "Silence",
     "Snapshot",
-    "TerminalBar",
     "WorkerMoment",
     "choose_display",
     "ignore_progress",
@@ -148,7 +145,6 @@ class TerminalBar:
         self._console = Console(stderr=True, highlight=False)
         refreshes = BAR_REFRESHES if draw is None else MONITOR_REFRESHES
         self._live = Live(console=self._console, refresh_per_second=refreshes, transient=True)
-        self._started = False
         self._draw = draw or render
 
     def say(self, text: str, *, style: str = "") -> None:
@@ -156,17 +152,13 @@ class TerminalBar:
         self._console.print(text, style=style or None, markup=False, soft_wrap=True)
 
     def update(self, snapshot: Snapshot | Preparation) -> None:
-        """Redraw the bar."""
-        if not self._started:
-            self._live.start()
-            self._started = True
+        """Redraw the bar; the first snapshot starts it."""
+        self._live.start()
         self._live.update(self._draw(snapshot, self._console.width))
 
     def close(self) -> None:
-        """Remove the bar; the command prints a summary in its place."""
-        if self._started:
-            self._live.stop()
-            self._started = False
+        """Remove the bar, if it was started; the command prints a summary in its place."""
+        self._live.stop()
 
 
 def render(snapshot: Snapshot | Preparation, width: int) -> Any:

@@ -61,8 +61,14 @@ def run_demo(folder: Path | None, console: Console) -> None:
     _say(console, "6", "the figures")
     _show_figures(store, result, figures, console)
     _say(console, "", "try next")
-    for command in _next_commands(home):
-        console.print(Text(f"  {command}"), soft_wrap=True)
+    text = home / "text"
+    for command in (
+        f"inspect {store.path}",
+        f"status {store.path}",
+        f"verify {store.path} --against {text} --all",
+        f"tokenize {text} -o {home / 'bytes'} --tokenizer bytes",
+    ):
+        console.print(Text(f"  tokenmill {command}"), soft_wrap=True)
 
 
 def _prepare(folder: Path | None) -> Path:
@@ -194,13 +200,3 @@ def _show_figures(store: TokenStore, result: Verification, figures: dict[str, st
         texts = f"{parity.num_documents + parity.num_awkward:,} texts, {parity.num_mismatches} differ"
         rows.append(("parity", f"{manifest.engine.name} and {parity.reference}: {texts}"))
     console.print(make_facts((f"  {name}", value) for name, value in rows))
-
-
-def _next_commands(home: Path) -> list[str]:
-    store, text = home / "store", home / "text"
-    return [
-        f"tokenmill inspect {store}",
-        f"tokenmill status {store}",
-        f"tokenmill verify {store} --against {text} --all",
-        f"tokenmill tokenize {text} -o {home / 'bytes'} --tokenizer bytes",
-    ]

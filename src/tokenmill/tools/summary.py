@@ -19,7 +19,9 @@ def print_summary(outcome: Outcome, request: Request) -> None:
     """Print the summary of a run on stdout, in plain text."""
     manifest = outcome.manifest
     if manifest is None:
-        print(_describe_rank(outcome))
+        share, num_done = outcome.share, outcome.num_own
+        own = f"{share}: {plural(num_done, 'task')} done" if num_done else f"{share} has no task in this run"
+        print(f"{own}; of all ranks, {outcome.stock}")
         print(f"The last rank to end writes the manifest.\nNext: tokenmill status {quote(request.out)}")
         return
     if outcome.observer is None:
@@ -47,14 +49,6 @@ def _first_document(manifest: Manifest) -> str:
     if split is None:
         return ""
     return " --document 0" if split == "train" else f" --document 0 --split {split}"
-
-
-def _describe_rank(outcome: Outcome) -> str:
-    """Describe what a rank has done of a run that is not finished."""
-    share, stock = outcome.share, outcome.stock
-    assert stock is not None
-    own = f"{share}: {plural(outcome.num_own, 'task')} done" if outcome.num_own else f"{share} has no task in this run"
-    return f"{own}; of all ranks, {stock}"
 
 
 def _rows(outcome: Outcome, manifest: Manifest) -> list[tuple[str, str]]:

@@ -70,7 +70,7 @@ def collect_figures(
         num_tokens=manifest.num_tokens,
         num_documents_in=manifest.num_documents_in,
         rejects=manifest.rejects,
-        bytes_per_token=reading.by_split.total().bytes_per_token,
+        bytes_per_token=reading.by_split.sum_up("all", range(len(names))).bytes_per_token,
         is_supervised=reading.is_supervised,
         splits=splits,
         groupings=reading.sources.groupings(),
@@ -131,7 +131,7 @@ class _Reading:
             self._advance(READING, self._num_done, self._store.manifest.num_documents)
         measured = measure_lengths(split)
         return SplitFigures(
-            totals=self.by_split.one(place),
+            totals=self.by_split.sum_up(name, [place]),
             num_shards=len(info.shards),
             store_bytes=shard_bytes([info]),
             mean_tokens=measured.mean,

@@ -71,14 +71,6 @@ class GroupTally:
         for place, values in enumerate(sums.values, 1):
             self._sums[place] += np.bincount(groups, values, size)
 
-    def total(self) -> Totals:
-        """All groups together."""
-        return self._sum_up("all", range(len(self.names)))
-
-    def one(self, number: int) -> Totals:
-        """A single group."""
-        return self._sum_up(str(self.names[number]), [number])
-
     def grouping(
         self, key: str | None, *, is_language: bool = False, inputs: list[InputInfo] | None = None
     ) -> Grouping:
@@ -89,11 +81,12 @@ class GroupTally:
             key=key,
             is_language=is_language,
             num_values=len(self.names),
-            rows=[self._sum_up(_show_name(self.names[number]), [number], inputs) for number in top],
-            others=self._sum_up(f"{len(rest):,} others", rest, inputs) if rest else None,
+            rows=[self.sum_up(_show_name(self.names[number]), [number], inputs) for number in top],
+            others=self.sum_up(f"{len(rest):,} others", rest, inputs) if rest else None,
         )
 
-    def _sum_up(self, name: str, groups: Sequence[int], inputs: list[InputInfo] | None = None) -> Totals:
+    def sum_up(self, name: str, groups: Sequence[int], inputs: list[InputInfo] | None = None) -> Totals:
+        """The totals of some groups together; `inputs` are the files, if each of them is a group."""
         documents, tokens, num_seen, size, trained = self._sums[:, groups].sum(axis=1).tolist()
         return Totals(
             name=name,

@@ -73,14 +73,12 @@ def _draw(rows: PackedRows) -> list[DrawnRow]:
                 is_cut_behind=not segments.is_end[place],
             )
         )
-    return [_draw_row(number, some) for number, some in zip(numbers.tolist(), drawn, strict=True)]
-
-
-def _draw_row(number: int, segments: list[DrawnSegment]) -> DrawnRow:
-    more = segments[MOST_SEGMENTS:]
-    return DrawnRow(
-        number=number,
-        segments=segments[:MOST_SEGMENTS],
-        num_more_documents=len(more),
-        num_more_tokens=sum(segment.num_tokens for segment in more),
-    )
+    return [
+        DrawnRow(
+            number=number,
+            segments=some[:MOST_SEGMENTS],
+            num_more_documents=len(some[MOST_SEGMENTS:]),
+            num_more_tokens=sum(segment.num_tokens for segment in some[MOST_SEGMENTS:]),
+        )
+        for number, some in zip(numbers.tolist(), drawn, strict=True)
+    ]
