@@ -25,14 +25,19 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Measure on your own data and machine: tables, JSON, plots.")
 
+STRATEGIES = "Compare the ways people tokenize: speed, memory, and what breaks."
+ENGINES = "Compare the engines that load a tokenizer: speed, and whether their ids equal the reference's."
+
 MaxMb = Annotated[float | None, typer.Option(help="How much text to use \\[default: enough for about a minute].")]
 MaxTokensMb = Annotated[float | None, typer.Option("--max-mb", help="How much of the tokens to use \\[default: 256].")]
 Repeat = Annotated[int, typer.Option(help="How often each contender runs, in turns.")]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE.png|svg", help="Save a plot.")]
 
 
-@app.command(no_args_is_help=True)
-def strategies(
+@app.command("engines", no_args_is_help=True, help=ENGINES)
+@app.command("strategies", no_args_is_help=True, help=STRATEGIES)
+def _compare(
+    context: typer.Context,
     inputs: Inputs,
     tokenizer: TokenizerSpec,
     text_key: TextKey = None,
@@ -41,28 +46,12 @@ def strategies(
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the ways people tokenize: speed, memory, and what breaks."""
-    from tokenmill.tools.bench.corpus import BenchInput
-    from tokenmill.tools.bench.strategy_race import bench_strategies
-
-    _measure(partial(bench_strategies, BenchInput(inputs, tokenizer, text_key)), repeat, max_mb, plot, as_json)
-
-
-@app.command(no_args_is_help=True)
-def engines(
-    inputs: Inputs,
-    tokenizer: TokenizerSpec,
-    text_key: TextKey = None,
-    max_mb: MaxMb = None,
-    repeat: Repeat = 3,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare the engines that load a tokenizer: speed, and whether their ids equal the reference's."""
     from tokenmill.tools.bench.corpus import BenchInput
     from tokenmill.tools.bench.engine_race import bench_engines
+    from tokenmill.tools.bench.strategy_race import bench_strategies
 
-    _measure(partial(bench_engines, BenchInput(inputs, tokenizer, text_key)), repeat, max_mb, plot, as_json)
+    bench = bench_engines if context.info_name == "engines" else bench_strategies
+    _measure(partial(bench, BenchInput(inputs, tokenizer, text_key)), repeat, max_mb, plot, as_json)
 
 
 @app.command(no_args_is_help=True)
