@@ -1,4 +1,4 @@
-"""The result of a benchmark: tables of 80 columns for people, one JSON object for programs.
+"""The result of a benchmark: what a race gives, as tables of 80 columns for people and one JSON object for programs.
 
 Figures mean little without the machine, the versions and the command, so all of these are part of the report.
 """
