@@ -27,7 +27,6 @@ from tokenmill.pipeline.journal.mirror import Mirror, scratch_directory
 from tokenmill.store.check import CheckProgress, ShardChecker, check_file
 from tokenmill.store.manifest import MANIFEST, RESTORE, FileInfo, Manifest, ShardInfo, decode_sealed, read_manifest
 from tokenmill.store.shard import DTYPES, dtype_for
-from tokenmill.store.store import TokenStore
 from tokenmill.tools.verify.comparison import compare_with_inputs
 
 __all__ = ["Verification", "list_files", "local_copy", "verify"]
@@ -116,7 +115,7 @@ def _verify(store: Path, against: Sequence[str], every: bool, advance: Advance) 
         result.problems += _find_leftovers(store, manifest)
     if against and result.is_sound:
         report = compare_with_inputs(
-            TokenStore(store), against, every=every, advance=lambda done, total: advance(COMPARING, done, total)
+            store, manifest, against, every=every, advance=lambda done, total: advance(COMPARING, done, total)
         )
         result.num_compared, result.reference = report.num_compared, report.reference
         result.problems += report.problems

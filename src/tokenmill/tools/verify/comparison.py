@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.display import choose_display
-from tokenmill.engines import REFERENCES, SpecialTokens, create
+from tokenmill.engines import REFERENCES, SpecialTokens, Tokenizer, create, open_tokenizer
 from tokenmill.engines.alignment import Aligner
 from tokenmill.inputs import expand_inputs
 from tokenmill.pipeline.input_file import InputFile, inspect_inputs
 from tokenmill.pipeline.settings import Settings, TokenPolicy, supervision_of
 from tokenmill.pipeline.task.runner import surround
 from tokenmill.readers.base import ReadOptions
-from tokenmill.store.manifest import Manifest
-from tokenmill.store.store import TokenStore
+from tokenmill.store.manifest import Manifest, ShardInfo
+from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES, index_lengths
 from tokenmill.supervision.masks import Weights, assemble, weigh_tokens
 from tokenmill.text_batch import IntArray
 from tokenmill.tools.verify.source_documents import SourceDocument, SourceReader, StoredTask, choose_documents, tasks_of
@@ -29,6 +30,7 @@ __all__ = ["Comparison", "compare_with_inputs"]
 
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 256, 4 << 20
 MOST_NAMED = 20
+MOST_MAPPED = 8
 
 
 @dataclass
@@ -54,20 +56,19 @@ class Comparison:
 
 
 def compare_with_inputs(
-    store: TokenStore, against: Sequence[str], *, every: bool, advance: Callable[[int, int], None]
+    store: Path, manifest: Manifest, against: Sequence[str], *, every: bool, advance: Callable[[int, int], None]
 ) -> Comparison:
     """Read documents of a sound store from its inputs again and compare the ids with the reference's."""
-    manifest = store.manifest
     report = Comparison(REFERENCES[manifest.tokenizer.kind])
-    settings = _settings_of(manifest)
-    renderer = settings.renderer(store.tokenizer)
+    settings, tokenizer = _settings_of(manifest), open_tokenizer(store / "tokenizer", "tokenizer")
+    renderer = settings.renderer(tokenizer)
     files = _match_inputs(manifest, against, settings.reading, report)
     chosen = choose_documents(manifest, every)
     total = sum(map(len, chosen.values()))
-    comparer = _Comparer(store, settings, report, lambda done: advance(done, total))
+    comparer = _Comparer(store, manifest, settings, tokenizer, report, lambda done: advance(done, total))
     render = renderer.render if renderer is not None else None
     source = SourceReader(files, settings.reading, render, task_bytes=settings.task_bytes, sequential=every)
-    for task in tasks_of(store.path, manifest, chosen) if files else ():
+    for task in tasks_of(store, manifest, chosen) if files else ():
         for row, document in source.find(task):
             if document is None:
                 report.note(
@@ -77,10 +78,6 @@ def compare_with_inputs(
             else:
                 comparer.add(task, row, document)
         comparer.flush()
-        for shard in task.shards:
-            split = store.splits[shard.split]
-            for compared in filter(None, (split, split.mask)):
-                compared.table.release(shard.number)
     if every and manifest.settings["limit"] is None and len(files) == len(manifest.inputs):
         # Plain texts with special tokens are rejected after reading, records before.
         rejected_later = manifest.rejects.get("special-token", 0) if renderer is None else 0
@@ -137,17 +134,24 @@ class _Comparer:
     """Encodes texts with the reference, in batches, and compares the ids with the stored ones."""
 
     def __init__(
-        self, store: TokenStore, settings: Settings, report: Comparison, advance: Callable[[int], None]
+        self,
+        store: Path,
+        manifest: Manifest,
+        settings: Settings,
+        tokenizer: Tokenizer,
+        report: Comparison,
+        advance: Callable[[int], None],
     ) -> None:
         self._store = store
+        self._manifest = manifest
         self._report = report
         self._advance = advance
         self._policy = policy = settings.policy
-        tokenizer = store.tokenizer
         self._reference = create(REFERENCES[tokenizer.kind], tokenizer, policy.special_tokens, threads=True)
         self._aligner = Aligner(tokenizer, policy.special_tokens) if settings.supervision is not None else None
         self._waiting: list[tuple[StoredTask, int, SourceDocument]] = []
         self._num_characters = 0
+        self._indexes: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]] = {}
 
     def add(self, task: StoredTask, row: int, document: SourceDocument) -> None:
         """Compare a document, immediately or together with the next ones."""
@@ -174,19 +178,18 @@ class _Comparer:
         texts = [text for text, _ in documents]
         encoded = self._reference.encode(texts)
         if self._aligner is None:
-            return *surround(encoded, self._policy, dtype=np.int64, vocab_size=self._store.vocab_size), None
+            vocab_size = self._manifest.tokenizer.vocab_size
+            return *surround(encoded, self._policy, dtype=np.int64, vocab_size=vocab_size), None
         trained = [some for _, some in documents if some is not None]
         weights = weigh_tokens(texts, trained, encoded, self._aligner)
         bos_id, eos_id = self._policy.bos_id, self._policy.eos_id
         return assemble(encoded, weights, trained, bos_id=bos_id, eos_id=eos_id, dtype=np.int64)
 
     def _compare(self, task: StoredTask, row: int, expected: IntArray, weights: Weights | None) -> None:
-        number, split = task.place(row)
-        documents = self._store.splits[split]
-        stored = documents.document(number)
+        shard, inner = task.shards[task.shard[row]].shard, int(task.inner[row])
+        stored = self._stored(shard, inner)
         if np.array_equal(stored, expected):
-            mask = documents.mask
-            if weights is not None and mask is not None and not np.array_equal(mask.document(number), weights > 0):
+            if weights is not None and not np.array_equal(self._stored(shard, inner, ".mask"), weights > 0):
                 self._report.note(
                     f"{task.name(row)} has another loss mask than its record; tokenize again with --overwrite"
                 )
@@ -196,6 +199,23 @@ class _Comparer:
         at = int(differing[0]) if len(differing) else shorter
         ours, theirs = (str(ids[at]) if at < len(ids) else "nothing" for ids in (stored, expected))
         self._report.note(
-            f"{self._store.manifest.inputs[task.input[row]].path} position {task.position[row]} ({task.name(row)}): "
+            f"{self._manifest.inputs[task.input[row]].path} position {task.position[row]} ({task.name(row)}): "
             f"token {at} is {ours}, and {self._reference.name} gives {theirs}; tokenize again with --overwrite"
         )
+
+    def _stored(self, shard: ShardInfo, inner: int, suffix: str = ".bin") -> IntArray:
+        """Read the ids or the loss mask of a document. The indexes of a few shards stay mapped, as splits alternate."""
+        if shard.name not in self._indexes:
+            if len(self._indexes) >= MOST_MAPPED:
+                self._indexes.clear()
+            path = self._store / f"{shard.name}.idx"
+            offset = INDEX_HEADER_BYTES + 4 * shard.num_documents
+            mapped = np.memmap(path, "<i8", mode="r", offset=offset, shape=(shard.num_documents,))
+            self._indexes[shard.name] = (index_lengths(path, shard, self._manifest.dtype), mapped)
+        lengths, pointers = self._indexes[shard.name]
+        dtype = DTYPES[self._manifest.dtype][1]
+        first = int(pointers[inner]) // dtype.itemsize
+        if suffix in BESIDE:
+            dtype = BESIDE[suffix]
+        path = self._store / f"{shard.name}{suffix}"
+        return np.fromfile(path, dtype, int(lengths[inner]), offset=first * dtype.itemsize)

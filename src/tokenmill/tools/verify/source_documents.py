@@ -36,11 +36,10 @@ SourceDocument = tuple[str, Trained | None]
 
 @dataclass(frozen=True)
 class TaskShard:
-    """One shard of a task, its number in the split, and that of its first document."""
+    """One shard of a task, and the number of its first document in the split."""
 
     split: str
     shard: ShardInfo
-    number: int
     first: int
 
 
@@ -55,14 +54,10 @@ class StoredTask:
     input: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
 
-    def place(self, row: int) -> tuple[int, str]:
-        """The number of a document in its split, and the split."""
-        shard = self.shards[self.shard[row]]
-        return shard.first + int(self.inner[row]), shard.split
-
     def name(self, row: int) -> str:
         """Name a document as the user does."""
-        return "document {} of {}".format(*self.place(row))
+        shard = self.shards[self.shard[row]]
+        return f"document {shard.first + int(self.inner[row])} of {shard.split}"
 
 
 def tasks_of(store: Path, manifest: Manifest, chosen: dict[str, npt.NDArray[np.int64]]) -> Iterator[StoredTask]:
@@ -70,8 +65,8 @@ def tasks_of(store: Path, manifest: Manifest, chosen: dict[str, npt.NDArray[np.i
     tasks: dict[str, list[TaskShard]] = {}
     for split, info in manifest.splits.items():
         firsts = accumulate((shard.num_documents for shard in info.shards), initial=0)
-        for number, (shard, first) in enumerate(zip(info.shards, firsts, strict=False)):
-            tasks.setdefault(shard.name.partition("/")[2], []).append(TaskShard(split, shard, number, first))
+        for shard, first in zip(info.shards, firsts, strict=False):
+            tasks.setdefault(shard.name.partition("/")[2], []).append(TaskShard(split, shard, first))
     for name in sorted(tasks, key=lambda name: [int(number) for number in name.split("-")[1:]]):
         shards = tasks[name]
         inner = [chosen[one.shard.name] for one in shards]
