@@ -188,7 +188,7 @@ def test_parquet_row_groups_have_25_000_rows(tmp_path: Path) -> None:
 
 def test_hf_folders_are_opened_by_load_from_disk(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(hf, "FILE_BYTES", 8 * 4 * 10)
+    monkeypatch.setattr(hf.HfDataset, "file_bytes", 8 * 4 * 10)
     monkeypatch.setattr(hf, "BATCH_ROWS", 4)
     export(store, tmp_path / "both", to="hf", seq_len=8)
     loaded = datasets.load_from_disk(str(tmp_path / "both"))
@@ -275,7 +275,7 @@ def test_arrayrecord_is_a_data_source_of_grain(store: Path, tmp_path: Path, monk
     grain = pytest.importorskip("grain")
     from tokenmill.formats import arrayrecord
 
-    monkeypatch.setattr(arrayrecord, "FILE_BYTES", 8 * 4 * 10)
+    monkeypatch.setattr(arrayrecord.ArrayRecords, "file_bytes", 8 * 4 * 10)
     export(store, tmp_path / "out", to="arrayrecord", seq_len=8)
     paths = sorted(str(path) for path in (tmp_path / "out").glob("train-*.array_record"))
     source = grain.sources.ArrayRecordDataSource(paths)

@@ -13,21 +13,22 @@ from tokenmill.formats.base import Exporter, Opener
 __all__ = ["FORMATS", "load_format", "load_openers"]
 
 FORMATS = {
-    "megatron": ("tokenmill.formats.megatron", "Megatron"),
-    "llmc": ("tokenmill.formats.llmc", "LlmC"),
-    "nanogpt": ("tokenmill.formats.nanogpt", "NanoGpt"),
-    "datatrove": ("tokenmill.formats.datatrove", "Datatrove"),
-    "npy": ("tokenmill.formats.npy", "NumpyArrays"),
-    "olmo": ("tokenmill.formats.olmo", "Olmo"),
-    "pt": ("tokenmill.formats.pt", "TensorFiles"),
-    "parquet": ("tokenmill.formats.parquet", "ParquetRows"),
-    "hf": ("tokenmill.formats.hf", "HfDataset"),
-    "mds": ("tokenmill.formats.mds", "MosaicShards"),
-    "litdata": ("tokenmill.formats.litdata", "LitChunks"),
-    "arrayrecord": ("tokenmill.formats.arrayrecord", "ArrayRecords"),
+    "megatron": "Megatron",
+    "llmc": "LlmC",
+    "nanogpt": "NanoGpt",
+    "datatrove": "Datatrove",
+    "npy": "NumpyArrays",
+    "olmo": "Olmo",
+    "pt": "TensorFiles",
+    "parquet": "ParquetRows",
+    "hf": "HfDataset",
+    "mds": "MosaicShards",
+    "litdata": "LitChunks",
+    "arrayrecord": "ArrayRecords",
 }
-"""By the name that `export` takes, in the order in which `open` asks whether they recognise a file.
+"""By the name that `export` takes, which is that of its module, the class of each format.
 
+The order is that in which `open` asks formats whether they recognise a file.
 A format that knows its files by their content comes before one that takes any file of the same suffix.
 """
 
@@ -35,8 +36,7 @@ A format that knows its files by their content comes before one that takes any f
 @cache
 def load_format(name: str) -> Exporter:
     """Import a format by its name."""
-    module, class_name = FORMATS[name]
-    loaded: Exporter = getattr(import_module(module), class_name)()
+    loaded: Exporter = getattr(import_module(f"tokenmill.formats.{name}"), FORMATS[name])()
     return loaded
 
 

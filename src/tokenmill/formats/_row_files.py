@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import UsageError
-from tokenmill.formats._token_blocks import BLOCK_TOKENS, OutputFile, convert, copy_tokens, file_blocks
+from tokenmill.formats._token_blocks import BLOCK_TOKENS, OutputFile, file_blocks, token_blocks
 from tokenmill.formats.base import Array, Exporter, Shape, SplitSource
 
-__all__ = ["COLUMN", "OffsetRows", "RowFile", "plan_files", "row_batch", "row_blocks", "row_schema"]
+__all__ = ["COLUMN", "OffsetRows", "RowFile", "RowFiles", "row_batch", "row_blocks", "row_schema", "rows_at_once"]
 
 COLUMN = "input_ids"
 LARGEST_ROW = 1 << 30
@@ -33,45 +33,79 @@ class RowFile(NamedTuple):
         """How many rows it holds."""
         return self.last - self.first
 
-
-def plan_files(split: SplitSource, folder: Path, pattern: str, rows_per_file: int) -> list[RowFile]:
-    """Spread rows over files of equal size; `{split}`, `{number}` and `{count}` in the pattern are filled in."""
-    rows_per_file = max(1, rows_per_file)
-    firsts = range(0, split.num_rows, rows_per_file)
-    return [
-        RowFile(
-            folder / pattern.format(split=split.name, number=number, count=len(firsts)),
-            first,
-            min(first + rows_per_file, split.num_rows),
-        )
-        for number, first in enumerate(firsts)
-    ]
+    @property
+    def num_bytes(self) -> int:
+        """How large it is, once it has been written."""
+        return self.path.stat().st_size
 
 
-def row_blocks(split: SplitSource, dtype: npt.DTypeLike, first: int, last: int) -> Iterator[Array]:
-    """Yield the rows from `first` up to `last` as arrays of (rows, seq_len); all blocks share one buffer."""
-    step = max(1, BLOCK_TOKENS // split.seq_len)
-    stored = split.documents.dtype
-    # The cast happens while copying, unless it could change an id.
-    is_safe = np.can_cast(stored, dtype)
-    buffer = np.empty((min(step, last - first), split.seq_len), dtype if is_safe else stored)
-    for row in range(first, last, step):
-        rows = buffer[: min(step, last - row)]
-        copy_tokens(split, row * split.seq_len, rows.reshape(-1))
-        yield rows if is_safe else convert(rows, dtype)
-        split.advance(rows.size)
+def rows_at_once(split: SplitSource) -> int:
+    """Return how many rows make a block."""
+    return max(1, BLOCK_TOKENS // split.seq_len)
 
 
-class OffsetRows(Exporter):
-    """Files of rows of int32 after their u32 number, the u32 offset of each and the end, and a header; and an index."""
+def row_blocks(
+    split: SplitSource, dtype: npt.DTypeLike, first: int, last: int, num_rows: int | None = None
+) -> Iterator[Array]:
+    """Yield the rows from `first` up to `last` as arrays of (num_rows, seq_len); all blocks share one buffer."""
+    seq_len, size = split.seq_len, (num_rows or rows_at_once(split)) * split.seq_len
+    for block in token_blocks(split, first * seq_len, last * seq_len, dtype, size):
+        yield block.reshape(-1, seq_len)
+        split.advance(block.size)
+
+
+class RowFiles(Exporter):
+    """A format with rows in files of equal size."""
 
     shape: Shape = "rows"
+    file_name: str
+    """The name of each file, with `{split}`, `{number}` and `{count}` to fill in."""
+    file_bytes: int
+
+    def rows_per_file(self, split: SplitSource) -> int:
+        """Return how many rows of int32 make a file of about `file_bytes`."""
+        return self.file_bytes // (4 * split.seq_len)
+
+    def files(self, split: SplitSource, folder: Path) -> list[RowFile]:
+        """Spread the rows over files."""
+        step = max(1, self.rows_per_file(split))
+        firsts = range(0, split.num_rows, step)
+        files = []
+        for number, first in enumerate(firsts):
+            name = self.file_name.format(split=split.name, number=number, count=len(firsts))
+            files.append(RowFile(folder / name, first, min(first + step, split.num_rows)))
+        return files
+
+    def write(self, split: SplitSource, folder: Path) -> None:
+        """Write the files, then those that describe them."""
+        for file in self.files(split, folder):
+            self.write_file(split, file)
+        self.write_index(split, folder)
+
+    def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:
+        """Read one file after the other."""
+        for file in self.files(split, folder):
+            yield from self.read_file(split, file)
+
+    @abstractmethod
+    def write_file(self, split: SplitSource, file: RowFile) -> None:
+        """Write the rows of one file."""
+
+    def write_index(self, split: SplitSource, folder: Path) -> None:
+        """Write what describes all files."""
+
+    @abstractmethod
+    def read_file(self, split: SplitSource, file: RowFile) -> Iterator[Array]:
+        """Read the rows of one file."""
+
+
+class OffsetRows(RowFiles):
+    """Files of rows of int32 after their u32 number, the u32 offset of each and the end, and a header; and an index."""
+
     is_folder = True
     name: str
     files_called: str
     """What the format calls its files, in messages."""
-    file_name: str
-    file_bytes: int
 
     def check(self, split: SplitSource) -> None:
         """Refuse rows that are too long for offsets of 32 bits."""
@@ -79,43 +113,41 @@ class OffsetRows(Exporter):
             what = f"--to {self.name}, whose {self.files_called} are below 4 GB"
             raise UsageError(f"--seq-len {split.seq_len:,} is too much for {what}")
 
-    def write(self, split: SplitSource, folder: Path) -> None:
-        """Write the files, then the index that names them."""
+    def rows_per_file(self, split: SplitSource) -> int:
+        """Leave space for offsets and the header."""
         header = self.header(split)
-        sizes = [(file, _write_offset_rows(split, file, header)) for file in self._files(split, folder)]
-        (folder / "index.json").write_text(json.dumps(self.index(split, sizes), sort_keys=True))
+        room = self.file_bytes - len(header) - 8 if header else self.file_bytes
+        return room // (4 * split.seq_len + 4)
 
-    def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:
-        """Read the rows of all files: all that follows the first offset."""
-        for file in self._files(split, folder):
-            _, start = np.fromfile(file.path, "<u4", 2).tolist()
-            yield from file_blocks(file.path, "<i4", offset=start)
+    def write_file(self, split: SplitSource, file: RowFile) -> None:
+        """Write number, offsets, header and rows."""
+        header = self.header(split)
+        start = 4 * (file.num_rows + 2) + len(header)
+        offsets = start + np.arange(file.num_rows + 1, dtype=np.int64) * 4 * split.seq_len
+        with OutputFile(file.path) as out:
+            out.write(np.uint32(file.num_rows).tobytes())
+            out.write(offsets.astype("<u4"))
+            out.write(header)
+            for rows in row_blocks(split, "<i4", file.first, file.last):
+                out.write(rows)
+
+    def write_index(self, split: SplitSource, folder: Path) -> None:
+        """Write the index that names the files."""
+        index = self.index(split, self.files(split, folder))
+        (folder / "index.json").write_text(json.dumps(index, sort_keys=True))
+
+    def read_file(self, split: SplitSource, file: RowFile) -> Iterator[Array]:
+        """Read all that follows the first offset."""
+        _, start = np.fromfile(file.path, "<u4", 2).tolist()
+        return file_blocks(file.path, "<i4", offset=start)
 
     def header(self, split: SplitSource) -> bytes:
         """The header of each file."""
         return b""
 
     @abstractmethod
-    def index(self, split: SplitSource, sizes: list[tuple[RowFile, int]]) -> dict[str, Any]:
-        """The content of `index.json`, from all files and their sizes in bytes."""
-
-    def _files(self, split: SplitSource, folder: Path) -> list[RowFile]:
-        header = self.header(split)
-        room = self.file_bytes - len(header) - 8 if header else self.file_bytes
-        return plan_files(split, folder, self.file_name, room // (4 * split.seq_len + 4))
-
-
-def _write_offset_rows(split: SplitSource, file: RowFile, header: bytes) -> int:
-    """Write one file and return its size."""
-    start = 4 * (file.num_rows + 2) + len(header)
-    offsets = start + np.arange(file.num_rows + 1, dtype=np.int64) * 4 * split.seq_len
-    with OutputFile(file.path) as out:
-        out.write(np.uint32(file.num_rows).tobytes())
-        out.write(offsets.astype("<u4"))
-        out.write(header)
-        for rows in row_blocks(split, "<i4", file.first, file.last):
-            out.write(rows)
-    return int(offsets[-1])
+    def index(self, split: SplitSource, files: list[RowFile]) -> dict[str, Any]:
+        """The content of `index.json`; all files have been written."""
 
 
 def row_schema(metadata: dict[str, str] | None = None) -> Any:

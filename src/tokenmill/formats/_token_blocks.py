@@ -16,19 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import StoreError
-from tokenmill.formats.base import Array, SplitSource
+from tokenmill.formats.base import Array, Exporter, Shape, SplitSource
 
-__all__ = [
-    "BLOCK_TOKENS",
-    "OutputFile",
-    "convert",
-    "copy_tokens",
-    "file_blocks",
-    "link_or_copy",
-    "output_parts",
-    "token_blocks",
-    "write_stream",
-]
+__all__ = ["BLOCK_TOKENS", "BareTokens", "OutputFile", "convert", "file_blocks", "link_or_copy", "token_blocks"]
 
 BLOCK_TOKENS = 1 << 20
 """2 to 8 MB: large enough that the cost per call does not matter, small enough for any limit on memory."""
@@ -96,26 +86,56 @@ def link_or_copy(source: str, target: Path) -> None:
             file.append(source)
 
 
-def output_parts(split: SplitSource, merged: Path, linked: Path) -> list[tuple[Path, range]]:
-    """List the parts of an export as paths without suffix, each with the shards it holds.
+class BareTokens(Exporter):
+    """A format with the bare ids of a split in one file, and perhaps files beside it that index them.
 
-    One part, `merged`, holds the whole split. With `--links`, each shard is a part in the folder `linked`.
+    With `--links`, each shard has such a file, which is a hard link to it.
     """
-    if not split.links:
-        return [(merged, range(len(split.documents.table.stems)))]
-    return [(linked / Path(stem).name, range(shard, shard + 1)) for shard, stem in enumerate(split.stems)]
+
+    shape: Shape = "documents"
+    tokens_suffix: str
+    mask_suffix: str
+    narrow: str
+    wide: str
+    """The types of ids for vocabularies that fit 16 bits, and for others."""
+
+    def id_type(self, split: SplitSource) -> np.dtype[Any]:
+        """Return the type of the ids in the files of a split."""
+        return np.dtype(self.narrow if split.is_narrow else self.wide)
+
+    def write(self, split: SplitSource, folder: Path) -> None:
+        """Write or link the tokens, the mask if there is one, and the files that index them."""
+        for stem, shards in self._parts(split, folder):
+            _write_stream(split, Path(f"{stem}{self.tokens_suffix}"), self.id_type(split), shards)
+            if self.carries_mask and split.mask is not None:
+                _write_stream(split.mask, Path(f"{stem}{self.mask_suffix}"), np.dtype("u1"), shards)
+            self.write_index(split, stem, shards)
+
+    def write_index(self, split: SplitSource, stem: Path, shards: range) -> None:
+        """Write the files beside the tokens of some shards, named `stem` and a suffix."""
+
+    def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:
+        """Read the files of tokens in order."""
+        for stem, _ in self._parts(split, folder):
+            yield from file_blocks(Path(f"{stem}{self.tokens_suffix}"), self.id_type(split))
+
+    def _parts(self, split: SplitSource, folder: Path) -> list[tuple[Path, range]]:
+        """List the files of tokens as paths without suffix, each with the shards it holds."""
+        if not split.links:
+            return [(folder / split.name, range(len(split.documents.table.stems)))]
+        own = folder if self.is_folder else folder / split.name
+        return [(own / Path(stem).name, range(shard, shard + 1)) for shard, stem in enumerate(split.stems)]
 
 
-def write_stream(split: SplitSource, path: Path, dtype: npt.DTypeLike, shards: range | None = None) -> None:
-    """Write the tokens of a split, or of some of its shards, to one file; a single shard becomes a hard link."""
+def _write_stream(split: SplitSource, path: Path, dtype: np.dtype[Any], shards: range) -> None:
+    """Write the tokens of shards to one file; a single shard becomes a hard link."""
     documents = split.documents
-    if not split.stems or documents.dtype.itemsize != np.dtype(dtype).itemsize:
+    if not split.stems or documents.dtype.itemsize != dtype.itemsize:
         with OutputFile(path) as file:
-            for block in token_blocks(split, 0, documents.num_tokens):
-                file.write(convert(block, dtype))
+            for block in token_blocks(split, 0, documents.num_tokens, dtype):
+                file.write(block)
                 split.advance(len(block))
         return
-    shards = shards or range(len(split.stems))
     if len(shards) == 1:
         link_or_copy(split.stems[shards[0]] + split.suffix, path)
         split.advance(int(documents.table.num_tokens[shards[0]]))
@@ -126,16 +146,22 @@ def write_stream(split: SplitSource, path: Path, dtype: npt.DTypeLike, shards: r
             split.advance(int(documents.table.num_tokens[shard]))
 
 
-def token_blocks(split: SplitSource, start: int, stop: int) -> Iterator[Array]:
-    """Yield the tokens from `start` up to `stop`; all blocks share one buffer."""
-    buffer = np.empty(min(BLOCK_TOKENS, stop - start), split.documents.dtype)
-    for first in range(start, stop, BLOCK_TOKENS):
-        block = buffer[: min(BLOCK_TOKENS, stop - first)]
-        copy_tokens(split, first, block)
-        yield block
+def token_blocks(
+    split: SplitSource, start: int, stop: int, dtype: npt.DTypeLike, size: int | None = None
+) -> Iterator[Array]:
+    """Yield the tokens from `start` up to `stop` in blocks of `size`; all blocks share one buffer."""
+    size = size or BLOCK_TOKENS
+    stored = split.documents.dtype
+    # The cast happens while copying, unless it could change an id.
+    is_safe = np.can_cast(stored, dtype)
+    buffer = np.empty(min(size, stop - start), dtype if is_safe else stored)
+    for first in range(start, stop, size):
+        block = buffer[: min(size, stop - first)]
+        _copy_tokens(split, first, block)
+        yield block if is_safe else convert(block, dtype)
 
 
-def copy_tokens(split: SplitSource, start: int, out: Array) -> None:
+def _copy_tokens(split: SplitSource, start: int, out: Array) -> None:
     """Fill an array with the tokens from `start` on.
 
     Shards are read rather than mapped: each is read once and in order, and mapped pages would count as memory of the

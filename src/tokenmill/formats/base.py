@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -67,10 +67,20 @@ class Opener(Protocol):
     """The name of the format in messages."""
     pattern: str
     """The names of its files of tokens in a folder, as a glob."""
+    magics: tuple[bytes, ...] = ()
+    """What its files begin with; empty if that does not tell."""
 
     def recognise(self, path: Path) -> Path | None:
-        """Return the file of tokens if the path is of this format: the path itself, or a file that belongs to it."""
-        ...
+        """Return the file of tokens if the path is of this format: the path itself, or a file that belongs to it.
+
+        By default, take any file that has the suffix of the pattern and begins with one of the magic bytes.
+        """
+        if path.suffix != PurePath(self.pattern).suffix or not path.is_file():
+            return None
+        if not self.magics:
+            return path
+        with path.open("rb") as file:
+            return path if file.read(len(self.magics[0])) in self.magics else None
 
     def describe(self, paths: Sequence[Path], dtype: str | None) -> list[TokenFile]:
         """Say where the tokens of files are, in order; `dtype` is the type of ids that the user named, if any."""

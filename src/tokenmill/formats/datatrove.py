@@ -6,26 +6,14 @@ are. `.ds.metadata` has the width, too, and the number of tokens. `.ds.loss` is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tokenmill.errors import StoreError
-from tokenmill.formats._token_blocks import OutputFile, file_blocks, output_parts, write_stream
-from tokenmill.formats.base import (
-    ONE_DOCUMENT,
-    Array,
-    Exporter,
-    Opener,
-    Shape,
-    SplitSource,
-    TokenFile,
-    bare_file,
-    id_type,
-    starts_of,
-)
+from tokenmill.formats._token_blocks import BareTokens, OutputFile
+from tokenmill.formats.base import ONE_DOCUMENT, Opener, SplitSource, TokenFile, bare_file, id_type, starts_of
 from tokenmill.store.table import Integers
 
 __all__ = ["Datatrove"]
@@ -35,20 +23,18 @@ WIDTHS: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 METADATA_BYTES = 1 << 16
 
 
-class Datatrove(Opener, Exporter):
+class Datatrove(Opener, BareTokens):
     """Files such as `00000_shuffled.ds`. Readers take every `.ds` in a folder, so each split has its own."""
 
     label = "datatrove"
     pattern = f"*{TOKENS}"
-    shape: Shape = "documents"
-    is_folder = True
-    carries_mask = True
-    can_link = True
+    is_folder = carries_mask = can_link = True
+    tokens_suffix, mask_suffix = TOKENS, TOKENS + LOSS
+    narrow, wide = "<u2", "<u4"
 
     def recognise(self, path: Path) -> Path | None:
         """Take a `.ds`, also by the name of a file beside it."""
-        tokens = path.with_suffix("") if path.suffix in {INDEX, METADATA, LOSS} else path
-        return tokens if tokens.suffix == TOKENS and tokens.is_file() else None
+        return super().recognise(path.with_suffix("") if path.suffix in {INDEX, METADATA, LOSS} else path)
 
     def describe_file(self, path: Path, dtype: str | None) -> TokenFile:
         """Compare index, metadata, loss and `dtype` with the size of the tokens."""
@@ -67,42 +53,20 @@ class Datatrove(Opener, Exporter):
         starts = ONE_DOCUMENT if ends is None else starts_of(ends, kind)
         return bare_file(path, kind, starts, LOSS if loss.is_file() else "")
 
-    def write(self, split: SplitSource, folder: Path) -> None:
-        """Write tokens, index and metadata, and the mask if there is one."""
-        kind = _id_type(split)
-        for path, shards in output_parts(split, folder / split.name, folder):
-            tokens = _beside(path, TOKENS)
-            write_stream(split, tokens, kind, shards)
-            _write_index(split, _beside(tokens, INDEX), shards)
-            if split.mask is not None:
-                write_stream(split.mask, _beside(tokens, LOSS), "u1", shards)
-            count = int(split.documents.table.num_tokens[shards.start : shards.stop].sum())
-            metadata = f"{split.tokenizer}|{kind.itemsize}\n{count}\n{format_metric(count)}"
-            _beside(tokens, METADATA).write_text(metadata, "utf-8")
-
-    def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:
-        """Read the tokens of the files in order."""
-        for path, _ in output_parts(split, folder / split.name, folder):
-            yield from file_blocks(_beside(path, TOKENS), _id_type(split))
-
-
-def _id_type(split: SplitSource) -> np.dtype[Any]:
-    return WIDTHS[2 if split.is_narrow else 4]
+    def write_index(self, split: SplitSource, stem: Path, shards: range) -> None:
+        """Write index and metadata."""
+        tokens, count = _beside(stem, TOKENS), 0
+        with OutputFile(_beside(tokens, INDEX)) as file:
+            for lengths in split.documents.lengths(shards):
+                ends = np.cumsum(lengths) + count
+                file.write(ends.astype("<u8"))
+                count = int(ends[-1])
+        metadata = f"{split.tokenizer}|{self.id_type(split).itemsize}\n{count}\n{format_metric(count)}"
+        _beside(tokens, METADATA).write_text(metadata, "utf-8")
 
 
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
-
-
-def _write_index(split: SplitSource, path: Path, shards: range) -> None:
-    table, start = split.documents.table, 0
-    with OutputFile(path) as file:
-        for shard in shards:
-            starts = table.all_starts(shard, 0, int(table.num_documents[shard]))
-            if (np.diff(starts) < 0).any():
-                raise table.damage(shard)
-            file.write((starts[1:] + start).astype("<u8"))
-            start += int(table.num_tokens[shard])
 
 
 def format_metric(count: int) -> str:

@@ -203,7 +203,7 @@ def _compare(split: SplitSource, exporter: Exporter, folder: Path, advance: Call
     """Read a split back, and check that its ids are those of the store."""
     documents = split.documents
     stop = split.num_rows * split.seq_len if exporter.shape == "rows" else documents.num_tokens
-    ours, xxh3 = _hash(token_blocks(split, 0, stop), advance)
+    ours, xxh3 = _hash(token_blocks(split, 0, stop, "<i4"), advance)
     theirs, other_xxh3 = _hash(_read(split, exporter, folder), advance)
     if (ours, xxh3) != (theirs, other_xxh3):
         raise StoreError(

@@ -13,62 +13,54 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.formats._row_files import COLUMN, RowFile, plan_files, row_batch, row_blocks, row_schema
-from tokenmill.formats.base import Array, Exporter, Shape, SplitSource
+from tokenmill.formats._row_files import COLUMN, RowFile, RowFiles, row_batch, row_blocks, row_schema
+from tokenmill.formats.base import Array, SplitSource
 
 __all__ = ["HfDataset"]
 
-FILE_BYTES = 500_000_000
-"""The file size that `save_to_disk` aims at."""
 BATCH_ROWS = 1000
 FEATURES = {COLUMN: {"feature": {"dtype": "int32", "_type": "Value"}, "_type": "Sequence"}}
-NAME = "data-{number:05d}-of-{count:05d}.arrow"
 
 
-class HfDataset(Exporter):
-    """Files of about 500 MB of Arrow record batches, which datasets maps into memory."""
+class HfDataset(RowFiles):
+    """Files of Arrow record batches, which datasets maps into memory."""
 
-    shape: Shape = "rows"
     is_folder = True
+    file_name = "data-{number:05d}-of-{count:05d}.arrow"
+    file_bytes = 500_000_000
+    """The size that `save_to_disk` aims at."""
 
-    def write(self, split: SplitSource, folder: Path) -> None:
-        """Write record batches of at most 1,000 rows, then the JSON files."""
+    def write_file(self, split: SplitSource, file: RowFile) -> None:
+        """Write record batches of at most 1,000 rows."""
         import pyarrow as pa
 
         schema = row_schema({"huggingface": json.dumps({"info": {"features": FEATURES}})})
-        for file in _files(split, folder):
-            with pa.OSFile(str(file.path), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
-                for rows in row_blocks(split, np.int32, file.first, file.last):
-                    for start in range(0, len(rows), BATCH_ROWS):
-                        stream.write_batch(row_batch(rows[start : start + BATCH_ROWS], schema))
-        _write_metadata(split, folder)
+        with pa.OSFile(str(file.path), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
+            for rows in row_blocks(split, np.int32, file.first, file.last):
+                for start in range(0, len(rows), BATCH_ROWS):
+                    stream.write_batch(row_batch(rows[start : start + BATCH_ROWS], schema))
 
-    def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:
+    def read_file(self, split: SplitSource, file: RowFile) -> Iterator[Array]:
         """Read the values of the lists."""
         import pyarrow as pa
 
-        for file in _files(split, folder):
-            with pa.OSFile(str(file.path)) as source, pa.ipc.open_stream(source) as stream:
-                for batch in stream:
-                    yield batch.column(0).flatten().to_numpy()
+        with pa.OSFile(str(file.path)) as source, pa.ipc.open_stream(source) as stream:
+            for batch in stream:
+                yield batch.column(0).flatten().to_numpy()
 
-
-def _write_metadata(split: SplitSource, folder: Path) -> None:
-    info = {"citation": "", "description": "", "features": FEATURES, "homepage": "", "license": ""}
-    state: dict[str, Any] = {
-        "_data_files": [{"filename": file.path.name} for file in _files(split, folder)],
-        "_fingerprint": split.documents.fingerprint,
-        "_format_columns": None,
-        "_format_kwargs": {},
-        "_format_type": None,
-        "_output_all_columns": False,
-        "_split": split.name,
-    }
-    (folder / "dataset_info.json").write_text(json.dumps(info, indent=2))
-    (folder / "state.json").write_text(json.dumps(state, indent=2))
-    if len(split.names) > 1:
-        (folder.parent / "dataset_dict.json").write_text(json.dumps({"splits": list(split.names)}))
-
-
-def _files(split: SplitSource, folder: Path) -> list[RowFile]:
-    return plan_files(split, folder, NAME, FILE_BYTES // (4 * split.seq_len))
+    def write_index(self, split: SplitSource, folder: Path) -> None:
+        """Write the JSON files."""
+        info = {"citation": "", "description": "", "features": FEATURES, "homepage": "", "license": ""}
+        state: dict[str, Any] = {
+            "_data_files": [{"filename": file.path.name} for file in self.files(split, folder)],
+            "_fingerprint": split.documents.fingerprint,
+            "_format_columns": None,
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": split.name,
+        }
+        (folder / "dataset_info.json").write_text(json.dumps(info, indent=2))
+        (folder / "state.json").write_text(json.dumps(state, indent=2))
+        if len(split.names) > 1:
+            (folder.parent / "dataset_dict.json").write_text(json.dumps({"splits": list(split.names)}))

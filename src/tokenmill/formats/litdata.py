@@ -25,16 +25,16 @@ class LitChunks(OffsetRows):
     name, files_called, file_name = "litdata", "chunks", "chunk-0-{number}.bin"
     file_bytes = 64_000_000
 
-    def index(self, split: SplitSource, sizes: list[tuple[RowFile, int]]) -> dict[str, Any]:
+    def index(self, split: SplitSource, files: list[RowFile]) -> dict[str, Any]:
         """The chunks, and how a TokensLoader reads them."""
         chunks = [
             {
-                "chunk_bytes": num_bytes,
+                "chunk_bytes": file.num_bytes,
                 "chunk_size": file.num_rows,
                 "dim": file.num_rows * split.seq_len,
                 "filename": file.path.name,
             }
-            for file, num_bytes in sizes
+            for file in files
         ]
         config = {
             "chunk_bytes": self.file_bytes,

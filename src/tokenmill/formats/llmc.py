@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import StoreError
-from tokenmill.formats._token_blocks import OutputFile, convert, file_blocks, token_blocks
+from tokenmill.formats._token_blocks import OutputFile, file_blocks, token_blocks
 from tokenmill.formats.base import Array, Exporter, Opener, Shape, SplitSource, TokenFile
 
 __all__ = ["LlmC"]
@@ -37,15 +37,8 @@ class LlmC(Opener, Exporter):
 
     label = "llm.c"
     pattern = "*.bin"
+    magics = tuple(magic.to_bytes(4, "little") for magic in (*VARIANTS, *OTHERS))
     shape: Shape = "documents"
-
-    def recognise(self, path: Path) -> Path | None:
-        """Take a `.bin` that begins with one of the magic numbers."""
-        if path.suffix != ".bin" or not path.is_file():
-            return None
-        with path.open("rb") as file:
-            magic = int.from_bytes(file.read(4), "little")
-        return path if magic in VARIANTS or magic in OTHERS else None
 
     def describe_file(self, path: Path, dtype: str | None) -> TokenFile:
         """Read the header, which says what the ids are; `dtype` is not needed."""
@@ -65,8 +58,8 @@ class LlmC(Opener, Exporter):
                 file.write(FRONT.pack(magic, version, last - first).ljust(HEADER_BYTES, b"\0"))
                 if shift and first == 0:
                     file.write(np.array([split.eos_id], dtype))
-                for block in token_blocks(split, max(0, first - shift), last - shift):
-                    file.write(convert(block, dtype))
+                for block in token_blocks(split, max(0, first - shift), last - shift, dtype):
+                    file.write(block)
                     split.advance(len(block))
 
     def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:

@@ -25,11 +25,11 @@ class MosaicShards(OffsetRows):
         """The configuration."""
         return json.dumps(self._config(split), sort_keys=True).encode()
 
-    def index(self, split: SplitSource, sizes: list[tuple[RowFile, int]]) -> dict[str, Any]:
+    def index(self, split: SplitSource, files: list[RowFile]) -> dict[str, Any]:
         """The shards, each with the configuration."""
         shards = []
-        for file, num_bytes in sizes:
-            raw = {"basename": file.path.name, "bytes": num_bytes, "hashes": {}}
+        for file in files:
+            raw = {"basename": file.path.name, "bytes": file.num_bytes, "hashes": {}}
             own = {"samples": file.num_rows, "raw_data": raw, "zip_data": None}
             shards.append({**self._config(split), **own})
         return {"version": 2, "shards": shards}

@@ -5,16 +5,15 @@ The shards of a store are such pairs. An export joins their bytes and writes one
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.formats._token_blocks import OutputFile, file_blocks, link_or_copy, output_parts, write_stream
-from tokenmill.formats.base import Array, Exporter, Opener, Shape, SplitSource, TokenFile, bare_file
-from tokenmill.store.shard import DTYPES, HEADER, INDEX_HEADER_BYTES, MAGIC
+from tokenmill.formats._token_blocks import BareTokens, OutputFile, link_or_copy
+from tokenmill.formats.base import Opener, SplitSource, TokenFile, bare_file
+from tokenmill.store.shard import HEADER, INDEX_HEADER_BYTES, MAGIC, index_pieces
 from tokenmill.store.table import Integers
 
 __all__ = ["Megatron"]
@@ -22,16 +21,16 @@ __all__ = ["Megatron"]
 VERSION = 1
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 """Megatron's codes of types; exports use those of a store's shards."""
-INDEX_PIECE = 1 << 20
 
 
-class Megatron(Opener, Exporter):
+class Megatron(Opener, BareTokens):
     """Pairs of `.bin` and `.idx`; either file names a pair, and so does their common prefix."""
 
     label = "Megatron"
     pattern = "*.bin"
-    shape: Shape = "documents"
     can_link = True
+    tokens_suffix = ".bin"
+    narrow, wide = "<u2", "<i4"
 
     def recognise(self, path: Path) -> Path | None:
         """Return the `.bin` of a complete pair."""
@@ -50,40 +49,15 @@ class Megatron(Opener, Exporter):
             raise UsageError(f"{path} is a shard of supervised data, with a loss mask beside it; open its store")
         return bare_file(path, *_read_index(path.with_suffix(".idx"), path.stat().st_size))
 
-    def write(self, split: SplitSource, folder: Path) -> None:
-        """Join the tokens and index them again, or link the pairs."""
-        code, dtype = _id_code(split)
-        for path, shards in output_parts(split, folder / split.name, folder / split.name):
-            write_stream(split, Path(f"{path}.bin"), dtype, shards)
-            if split.links:
-                link_or_copy(f"{split.stems[shards[0]]}.idx", Path(f"{path}.idx"))
-            else:
-                _write_index(split, Path(f"{path}.idx"), code, dtype.itemsize)
-
-    def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:
-        """Read the tokens of the merged file, or of one shard after the other."""
-        for path, _ in output_parts(split, folder / split.name, folder / split.name):
-            yield from file_blocks(Path(f"{path}.bin"), _id_code(split)[1])
-
-
-def _id_code(split: SplitSource) -> tuple[int, np.dtype[Any]]:
-    return DTYPES["uint16" if split.is_narrow else "int32"]
-
-
-def _write_index(split: SplitSource, path: Path, code: int, itemsize: int) -> None:
-    """Write the lengths and the first bytes of all documents, each of which is one sequence."""
-    count = split.documents.num_documents
-    with OutputFile(path) as file:
-        file.write(HEADER.pack(MAGIC, VERSION, code, count, count + 1))
-        for lengths in split.documents.lengths():
-            file.write(lengths.astype("<i4"))
-        start = 0
-        for lengths in split.documents.lengths():
-            ends = np.cumsum(lengths) + start
-            file.write(((ends - lengths) * itemsize).astype("<i8"))
-            start = int(ends[-1])
-        for first in range(0, count + 1, INDEX_PIECE):
-            file.write(np.arange(first, min(first + INDEX_PIECE, count + 1), dtype="<i8"))
+    def write_index(self, split: SplitSource, stem: Path, shards: range) -> None:
+        """Index the documents again, each as one sequence, or link the index of the shard."""
+        path = Path(f"{stem}.idx")
+        if split.links:
+            link_or_copy(f"{split.stems[shards[0]]}.idx", path)
+            return
+        with OutputFile(path) as file:
+            for piece in index_pieces(split.documents.lengths, split.documents.num_documents, self.id_type(split)):
+                file.write(piece)
 
 
 def _read_index(path: Path, size: int) -> tuple[np.dtype[Any], Integers]:

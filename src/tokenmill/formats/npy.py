@@ -25,7 +25,6 @@ from tokenmill.formats.base import ID_TYPES, Array, Exporter, Opener, Shape, Spl
 
 __all__ = ["NumpyArrays"]
 
-MAGIC = b"\x93NUMPY"
 TYPES = {"input_ids": "<i4", "target_ids": "<i4", "attention_mask": "|u1", "loss_mask": "|u1"}
 """The exported arrays: ids are int32, masks are bytes of 0 and 1."""
 
@@ -35,15 +34,9 @@ class NumpyArrays(Opener, Exporter):
 
     label = "NumPy"
     pattern = "*.npy"
+    magics = (b"\x93NUMPY",)  # OLMo's files with the same suffix have none
     shape: Shape = "padded rows"
     carries_mask = True
-
-    def recognise(self, path: Path) -> Path | None:
-        """Take a `.npy` that begins with NumPy's magic bytes; OLMo's does not."""
-        if path.suffix != ".npy" or not path.is_file():
-            return None
-        with path.open("rb") as file:
-            return path if file.read(len(MAGIC)) == MAGIC else None
 
     def describe_file(self, path: Path, dtype: str | None) -> TokenFile:
         """Read the header, which says what the ids are; `dtype` is not needed."""

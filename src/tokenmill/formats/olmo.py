@@ -15,43 +15,32 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import StoreError
-from tokenmill.formats._token_blocks import file_blocks, output_parts, write_stream
-from tokenmill.formats.base import (
-    Array,
-    Exporter,
-    Opener,
-    Shape,
-    SplitSource,
-    TokenFile,
-    bare_file,
-    id_type,
-    starts_of,
-)
+from tokenmill.formats._token_blocks import BareTokens
+from tokenmill.formats.base import Array, Opener, SplitSource, TokenFile, bare_file, id_type, starts_of
 from tokenmill.store.table import Integers
 
 __all__ = ["Olmo"]
 
-TOKENS, TABLE, MASK = ".npy", ".csv.gz", "_labels_mask.npy"
-NARROW, WIDE = "uint16", "uint32"
+TOKENS, TABLE = ".npy", ".csv.gz"
 DOCUMENTS_AT_ONCE = 65_536
 BLOCK_BYTES = 1 << 20
 SPARE_DOCUMENTS = 1 << 20
 """A table may have more documents than tokens, since some are empty; one that does not end is refused."""
 
 
-class Olmo(Opener, Exporter):
+class Olmo(Opener, BareTokens):
     """Files such as `part-000-00000.npy`."""
 
     label = "OLMo"
     pattern = f"*{TOKENS}"
-    shape: Shape = "documents"
-    carries_mask = True
-    can_link = True
+    carries_mask = can_link = True
+    tokens_suffix, mask_suffix = TOKENS, "_labels_mask.npy"
+    narrow, wide = "<u2", "<u4"
 
     def recognise(self, path: Path) -> Path | None:
         """Take any `.npy`, also by the name of its table."""
-        tokens = path.with_name(path.name.removesuffix(TABLE) + TOKENS) if path.name.endswith(TABLE) else path
-        return tokens if tokens.suffix == TOKENS and tokens.is_file() else None
+        is_table = path.name.endswith(TABLE)
+        return super().recognise(path.with_name(path.name.removesuffix(TABLE) + TOKENS) if is_table else path)
 
     def describe_file(self, path: Path, dtype: str | None) -> TokenFile:
         """Check that the table describes the tokens from front to back."""
@@ -69,45 +58,27 @@ class Olmo(Opener, Exporter):
         ends = ends if ends[-1] == last else np.append(ends, last)
         return bare_file(path, kind, starts_of(ends, kind))
 
-    def write(self, split: SplitSource, folder: Path) -> None:
-        """Write tokens and the table of documents, and the mask if there is one."""
-        for path, shards in output_parts(split, folder / split.name, folder / split.name):
-            write_stream(split, Path(f"{path}{TOKENS}"), _id_type(split), shards)
-            if split.mask is not None:
-                write_stream(split.mask, Path(f"{path}{MASK}"), "u1", shards)
-            _write_table(split, Path(f"{path}{TABLE}"), shards)
+    def write_index(self, split: SplitSource, stem: Path, shards: range) -> None:
+        """Write the table of documents; tokens are counted from the first of these shards, documents from shard 0."""
+        from isal import igzip
+        from pyarrow import compute, csv
 
-    def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:
-        """Read the tokens of the files in order."""
-        for path, _ in output_parts(split, folder / split.name, folder / split.name):
-            yield from file_blocks(Path(f"{path}{TOKENS}"), _id_type(split))
-
-
-def _id_type(split: SplitSource) -> np.dtype[Any]:
-    return id_type(NARROW if split.is_narrow else WIDE)
-
-
-def _write_table(split: SplitSource, path: Path, shards: range) -> None:
-    """Write a line per document of some shards; tokens count from the first of them, documents from the first shard."""
-    from isal import igzip
-    from pyarrow import compute, csv
-
-    table = split.documents.table
-    number = int(table.num_documents[: shards.start].sum())
-    start = 0
-    # Without a time stamp, so that equal stores give equal bytes.
-    with path.open("wb") as file, igzip.IGzipFile("", "wb", 1, file, mtime=0) as packed:
-        for shard in shards:
-            num_documents, done = int(table.num_documents[shard]), 0
-            for sources in _sources(split, shard, num_documents):
-                edges = start + table.all_starts(shard, done, len(sources))
-                lines = _make_lines(edges, number + done, sources, split.inputs)
-                # Arrow would quote all strings, which no other writer does, even if none has to be.
-                special = [compute.any(compute.match_substring_regex(lines[k], r'[",\r\n]')) for k in ("id", "src")]
-                style = "needed" if any(one.as_py() for one in special) else "none"
-                csv.write_csv(lines, packed, csv.WriteOptions(include_header=False, quoting_style=style))
-                done += len(sources)
-            number, start = number + num_documents, start + int(table.num_tokens[shard])
+        table = split.documents.table
+        number = int(table.num_documents[: shards.start].sum())
+        start = 0
+        # Without a time stamp, so that equal stores give equal bytes.
+        with Path(f"{stem}{TABLE}").open("wb") as file, igzip.IGzipFile("", "wb", 1, file, mtime=0) as packed:
+            for shard in shards:
+                done = 0
+                for sources in _sources(split, shard, int(table.num_documents[shard])):
+                    edges = start + table.all_starts(shard, done, len(sources))
+                    lines = _make_lines(edges, number + done, sources, split.inputs)
+                    # Arrow would quote all strings, which no other writer does, even if none has to be.
+                    special = [compute.match_substring_regex(lines[name], r'[",\r\n]') for name in ("id", "src")]
+                    style = "needed" if any(compute.any(some).as_py() for some in special) else "none"
+                    csv.write_csv(lines, packed, csv.WriteOptions(include_header=False, quoting_style=style))
+                    done += len(sources)
+                number, start = number + done, start + int(table.num_tokens[shard])
 
 
 def _sources(split: SplitSource, shard: int, num_documents: int) -> Iterator[Any]:
@@ -147,7 +118,7 @@ def _find_type(path: Path, table: Path, size: int, end: int, dtype: str | None) 
     """Take the type that the user named, else the one with which the last document ends where the file does."""
     if dtype is not None:
         return id_type(dtype)
-    for name in (NARROW, WIDE):
+    for name in ("uint16", "uint32"):
         if end * id_type(name).itemsize == size:
             return id_type(name)
     raise StoreError(

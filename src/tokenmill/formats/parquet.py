@@ -15,34 +15,31 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import StoreError
-from tokenmill.formats._row_files import COLUMN, RowFile, plan_files, row_batch, row_schema
+from tokenmill.formats._row_files import COLUMN, RowFile, RowFiles, row_batch, row_blocks, row_schema, rows_at_once
 from tokenmill.formats._spool import Spool
-from tokenmill.formats._token_blocks import BLOCK_TOKENS, copy_tokens
-from tokenmill.formats.base import Array, Exporter, Opener, Shape, SplitSource, TokenFile
+from tokenmill.formats.base import Array, Opener, SplitSource, TokenFile
 
 __all__ = ["ParquetRows"]
 
 GROUP_ROWS = 25_000
 GROUP_TOKENS = GROUP_ROWS * 2048
 GROUPS_PER_FILE = 4
-NAME = "{split}-{number:05d}-of-{count:05d}.parquet"
 BATCH_TOKENS = 1 << 18
 MOST_BATCH_ROWS = 8192
 BUFFER_BYTES = 1 << 20
 LARGEST_ID = (1 << 31) - 1
 
 
-class ParquetRows(Opener, Exporter):
+class ParquetRows(Opener, RowFiles):
     """Exported files have up to four row groups, compressed with zstd."""
 
     label = "Parquet"
     pattern = "*.parquet"
-    shape: Shape = "rows"
+    file_name = "{split}-{number:05d}-of-{count:05d}.parquet"
 
     def recognise(self, path: Path) -> Path | None:
         """Take any `.parquet` except a store's `.docs.parquet`, which has no ids."""
-        is_table = path.suffix == ".parquet" and not path.name.endswith(".docs.parquet")
-        return path if is_table and path.is_file() else None
+        return None if path.name.endswith(".docs.parquet") else super().recognise(path)
 
     def describe(self, paths: Sequence[Path], dtype: str | None) -> list[TokenFile]:
         """Copy all files into one spool; ids are two bytes wide if those of all columns are, else four."""
@@ -62,38 +59,31 @@ class ParquetRows(Opener, Exporter):
             raise StoreError(f"{path} is damaged, or not a Parquet file: {reason}") from None
         return [spool.finish()]
 
-    def write(self, split: SplitSource, folder: Path) -> None:
+    def rows_per_file(self, split: SplitSource) -> int:
+        """Return the rows of all groups of a file."""
+        return GROUPS_PER_FILE * _group_rows(split)
+
+    def write_file(self, split: SplitSource, file: RowFile) -> None:
         """Fill and encode one row group after the other."""
         import pyarrow.parquet as pq
 
-        schema = row_schema()
-        group_rows = _group_rows(split)
-        buffer = np.empty((min(group_rows, split.num_rows), split.seq_len), np.int32)
-        for file in _files(split, folder):
-            # Ids repeat too rarely within a page for a dictionary to save space.
-            with pq.ParquetWriter(file.path, schema, compression="zstd", use_dictionary=False) as writer:
-                for first in range(file.first, file.last, group_rows):
-                    group = buffer[: min(group_rows, file.last - first)]
-                    copy_tokens(split, first * split.seq_len, group.reshape(-1))
-                    writer.write_batch(row_batch(group, schema), row_group_size=group_rows)
-                    split.advance(group.size)
+        schema, group_rows = row_schema(), _group_rows(split)
+        # Ids repeat too rarely within a page for a dictionary to save space.
+        with pq.ParquetWriter(file.path, schema, compression="zstd", use_dictionary=False) as writer:
+            for group in row_blocks(split, np.int32, file.first, file.last, group_rows):
+                writer.write_batch(row_batch(group, schema), row_group_size=group_rows)
 
-    def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:
+    def read_file(self, split: SplitSource, file: RowFile) -> Iterator[Array]:
         """Read the values of the lists, which have no gaps."""
         import pyarrow.parquet as pq
 
-        for file in _files(split, folder):
-            with pq.ParquetFile(file.path) as parquet:
-                for batch in parquet.iter_batches(max(1, BLOCK_TOKENS // split.seq_len), columns=[COLUMN]):
-                    yield batch.column(0).flatten().to_numpy()
+        with pq.ParquetFile(file.path) as parquet:
+            for batch in parquet.iter_batches(rows_at_once(split), columns=[COLUMN]):
+                yield batch.column(0).flatten().to_numpy()
 
 
 def _group_rows(split: SplitSource) -> int:
     return max(1, min(GROUP_ROWS, GROUP_TOKENS // split.seq_len))
-
-
-def _files(split: SplitSource, folder: Path) -> list[RowFile]:
-    return plan_files(split, folder, NAME, GROUPS_PER_FILE * _group_rows(split))
 
 
 def _open(path: Path) -> Any:

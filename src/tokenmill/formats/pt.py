@@ -79,10 +79,6 @@ class TensorFiles(Opener, Exporter):
     shape: Shape = "rows"
     is_folder = True
 
-    def recognise(self, path: Path) -> Path | None:
-        """Take any `.pt`."""
-        return path if path.suffix == ".pt" and path.is_file() else None
-
     def describe(self, paths: Sequence[Path], dtype: str | None) -> list[TokenFile]:
         """Find the tensor in each archive; if one cannot be mapped, let torch copy all of them."""
         found = []

@@ -162,10 +162,12 @@ class Documents:
         starts, stops = self.table.document_bounds(shards, inner)
         return starts + shifts, stops + shifts
 
-    def lengths(self) -> Iterator[Integers]:
-        """The lengths of all documents, run by run; much faster than `bounds`."""
+    def lengths(self, shards: range | None = None) -> Iterator[Integers]:
+        """The lengths of all documents, or of those in some shards, run by run; much faster than `bounds`."""
         counts = np.diff(self._document_ends, prepend=0).tolist()
         for shard, first, count in zip(self._shards.tolist(), self._first_documents.tolist(), counts, strict=True):
+            if shards is not None and shard not in shards:
+                continue
             lengths = np.diff(self.table.all_starts(shard, first, count))
             if lengths.min() < 0:
                 raise self.table.damage(shard)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,6 +32,7 @@ __all__ = [
     "dtype_for",
     "hash_file",
     "index_lengths",
+    "index_pieces",
     "publish_shard",
 ]
 
@@ -64,7 +65,7 @@ class ShardWriter:
     def __init__(
         self, folder: Path, name: str, *, dtype: str, keep_keys: Sequence[str], run: str, beside: Sequence[str] = ()
     ) -> None:
-        self._code, self._dtype = DTYPES[dtype]
+        self._dtype = DTYPES[dtype][1]
         self._folder = folder
         self._name = name
         self._run = run
@@ -104,7 +105,7 @@ class ShardWriter:
     def finish(self) -> ShardInfo:
         """Write the index and make all files durable, still under temporary names."""
         with closing(_HashedFile(self._temporary(".idx"))) as index:
-            for piece in self._index_pieces():
+            for piece in index_pieces(self._stored_lengths, self.num_documents, self._dtype):
                 index.write(piece)
             self._lengths.close()
             self._temporary(".len").unlink()
@@ -124,24 +125,29 @@ class ShardWriter:
     def _temporary(self, suffix: str) -> Path:
         return Path(f"{self._folder / self._name}{suffix}.{self._run}.tmp")
 
-    def _index_pieces(self) -> Iterator[bytes]:
-        """The header, i32 lengths, i64 byte pointers and i64 document numbers, in bounded memory."""
-        count = self.num_documents
-        yield HEADER.pack(MAGIC, 1, self._code, count, count + 1)
-        for lengths in self._stored_lengths():
-            yield lengths.tobytes()
-        start = 0
-        for lengths in self._stored_lengths():
-            ends = np.cumsum(lengths, dtype="<i8") + start
-            yield ((ends - lengths) * self._dtype.itemsize).astype("<i8").tobytes()
-            start = int(ends[-1])
-        for first in range(0, count + 1, INDEX_PIECE):
-            yield np.arange(first, min(first + INDEX_PIECE, count + 1), dtype="<i8").tobytes()
-
     def _stored_lengths(self) -> Iterator[npt.NDArray[np.int32]]:
         self._lengths.seek(0)
         while piece := self._lengths.read(4 * INDEX_PIECE):
             yield np.frombuffer(piece, "<i4")
+
+
+def index_pieces(
+    lengths: Callable[[], Iterator[npt.NDArray[np.signedinteger[Any]]]], count: int, dtype: np.dtype[Any]
+) -> Iterator[bytes]:
+    """The header, i32 lengths, i64 byte pointers and i64 document numbers of an index, in bounded memory.
+
+    `lengths` is called twice, and yields the lengths of the `count` documents some at a time.
+    """
+    yield HEADER.pack(MAGIC, 1, dtype_code(dtype), count, count + 1)
+    for some in lengths():
+        yield some.astype("<i4", copy=False).tobytes()
+    start = 0
+    for some in lengths():
+        ends = np.cumsum(some, dtype="<i8") + start
+        yield ((ends - some) * dtype.itemsize).astype("<i8").tobytes()
+        start = int(ends[-1])
+    for first in range(0, count + 1, INDEX_PIECE):
+        yield np.arange(first, min(first + INDEX_PIECE, count + 1), dtype="<i8").tobytes()
 
 
 def publish_shard(folder: Path, shard: ShardInfo, run: str) -> None:
