@@ -19,7 +19,7 @@ from tests.support.stores import make_documents, make_store
 from tokenmill.dataset import bestfit
 from tokenmill.dataset import pack as packing
 from tokenmill.dataset import rows as base
-from tokenmill.dataset.shuffle import GroupedOrder
+from tokenmill.dataset.shuffle import ShuffledRows
 from tokenmill.errors import UsageError
 
 documents_of_any_length = st.lists(st.integers(0, 30), min_size=1, max_size=60).filter(lambda n: sum(n) > 60)
@@ -265,10 +265,10 @@ def test_a_grouped_order_can_be_undone(tmp_path: Path, monkeypatch: Any) -> None
     monkeypatch.setattr(bestfit, "MOST_KEPT_DOCUMENTS", 100)
     rows = tm.pack(store, seq_len=50, method="best-fit")
     assert rows.window_ends is not None
-    grouped = GroupedOrder(rows.window_ends, 77)
-    order = grouped.permute(np.arange(len(rows)))
+    grouped = ShuffledRows(rows, 77)
+    order = grouped._permute(np.arange(len(rows)), 0)
     assert sorted(order.tolist()) == list(range(len(rows)))
-    assert grouped.permute(order, inverse=True).tolist() == list(range(len(rows)))
+    assert grouped._permute(order, 0, inverse=True).tolist() == list(range(len(rows)))
 
 
 def test_threads_may_share_rows_of_which_few_windows_are_kept(tmp_path: Path, monkeypatch: Any) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.dataset._bin_packing import count_bins, fit
-from tokenmill.dataset.packing_report import LongDocuments, PackingReport
+from tokenmill.dataset.packing_report import LongDocuments
 from tokenmill.dataset.rows import Integers, PackedRows, Segments, Spans
 from tokenmill.dataset.shuffle import make_key, permute
 from tokenmill.store.documents import Documents
@@ -44,23 +44,22 @@ class _PackedWindow(NamedTuple):
 class BestFitRows(PackedRows):
     """Rows of whole documents; the last token of a document has no target."""
 
+    method = "best-fit"
     has_lookahead = False
 
     def __init__(self, documents: Documents, seq_len: int, *, long_documents: LongDocuments, seed: int) -> None:
-        self.documents, self.seq_len = documents, seq_len
-        self.is_remote = documents.table.room_bytes is not None
+        super().__init__(documents, seq_len, seed=seed, long_documents=long_documents, window=WINDOW)
         self._long_documents = long_documents
-        self._seed = seed
         self._key = make_key(seed, 1)
         self._keeps_all = documents.num_documents <= MOST_KEPT_DOCUMENTS
         self._windows: OrderedDict[int, _PackedWindow] = OrderedDict()
         self._lock = threading.Lock()
-        self.report = PackingReport()
         known = np.concatenate([*documents.lengths()]) if self._keeps_all and documents.num_documents else None
         counts = [self._count_rows(window, known) for window in range(-(-documents.num_documents // WINDOW))]
-        self._row_ends = np.cumsum(np.array(counts, np.int64))
-        self.window_ends = None if self._keeps_all else self._row_ends
-        self._set_counts(int(self._row_ends[-1]) if counts else 0)
+        self._first_rows = np.cumsum(np.array([0, *counts], np.int64))
+        """The first row of each window, and the one after the last."""
+        self.window_ends = None if self._keeps_all else self._first_rows[1:]
+        self._set_counts(int(self._first_rows[-1]))
 
     def _members(self, window: int) -> Integers:
         """Return the documents of a window."""
@@ -127,9 +126,7 @@ class BestFitRows(PackedRows):
     def rows_of(self, document: int) -> list[int]:
         """Return the rows of its window that hold a part of it."""
         place = int(permute(np.array([document]), self.documents.num_documents, self._key, inverse=True)[0])
-        number = place // WINDOW
-        window = self._window(number)
-        first = int(self._row_ends[number - 1]) if number else 0
+        window, first = self._window(place // WINDOW), int(self._first_rows[place // WINDOW])
         full = np.flatnonzero(window.full_documents == document)
         shared = np.searchsorted(window.ends, np.flatnonzero(window.documents == document), "right")
         return [first + row for row in [*full.tolist(), *(shared + len(window.full_documents)).tolist()]]
@@ -146,13 +143,12 @@ class BestFitRows(PackedRows):
     def _locate(self, index: Integers) -> tuple[Segments, Integers]:
         """Find the documents of rows and the first token of each piece, window by window."""
         rows = index % self.num_rows
-        windows = np.searchsorted(self._row_ends, rows, "right")
+        windows = np.searchsorted(self._first_rows, rows, "right") - 1
         counts = np.zeros(len(rows), np.int64)
         found = []
         for window in np.flatnonzero(np.bincount(windows)).tolist():
             mine = np.flatnonzero(windows == window)
-            first = int(self._row_ends[window - 1]) if window else 0
-            members, parts, sizes = _find_pieces(self._window(window), rows[mine] - first)
+            members, parts, sizes = _find_pieces(self._window(window), rows[mine] - self._first_rows[window])
             counts[mine] = sizes
             found.append((np.repeat(mine, sizes), members, parts))
         row_of_piece, documents, parts = (np.concatenate(some) for some in zip(*found, strict=True))
@@ -170,14 +166,6 @@ class BestFitRows(PackedRows):
         firsts = np.concatenate([[0], ends[:-1]])
         in_row = before - np.repeat(before[firsts], np.diff(ends, prepend=0))
         return Segments(ends, in_row, pieces, documents, starts + pieces == stops), starts
-
-    def describe(self) -> dict[str, Any]:
-        """Describe the row length, the seed, what happens to long documents, and the documents."""
-        return self._describe("best-fit", seed=self._seed, long_documents=self._long_documents, window=WINDOW)
-
-    def title(self) -> str:
-        """Return one line for the tree."""
-        return f"pack best-fit, seq_len {self.seq_len:,}, seed {self._seed}: {self.report}"
 
 
 def _find_pieces(window: _PackedWindow, rows: Integers) -> tuple[Integers, Integers, Integers]:

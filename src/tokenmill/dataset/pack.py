@@ -8,7 +8,7 @@ The `report` of a packing counts what it leaves out.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 
@@ -57,11 +57,11 @@ def pack(
 class ConcatRows(PackedRows):
     """The stream of all tokens, cut every `seq_len`; the last target of a row is the first token of the next one."""
 
+    method = "concat"
     has_lookahead = True
 
     def __init__(self, documents: Documents, seq_len: int) -> None:
-        self.documents, self.seq_len = documents, seq_len
-        self.is_remote = documents.table.room_bytes is not None
+        super().__init__(documents, seq_len)
         self.num_rows = (documents.num_tokens - 1) // seq_len if documents.num_tokens else 0
         if self.num_rows < 1:
             raise UsageError(
@@ -69,11 +69,8 @@ class ConcatRows(PackedRows):
                 f"{seq_len + 1:,}; use a smaller seq_len, or packing='pad'"
             )
         self.num_tokens = self.num_rows * seq_len
-        self.report = PackingReport(
-            num_rows=self.num_rows,
-            num_tokens=self.num_tokens,
-            num_left_over_tokens=documents.num_tokens - self.num_tokens,
-        )
+        left_over = documents.num_tokens - self.num_tokens
+        self.report = PackingReport(self.num_rows, self.num_tokens, num_left_over_tokens=left_over)
 
     def spans(self, index: Integers) -> Spans:
         """Find one span per row, with one token more than the row."""
@@ -129,63 +126,52 @@ class ConcatRows(PackedRows):
         end = -(-stop // self.seq_len) if stop > start else 0
         return list(range(start // self.seq_len, min(end, self.num_rows)))
 
-    def describe(self) -> dict[str, Any]:
-        """Describe the row length and the documents."""
-        return self._describe("concat")
-
-    def title(self) -> str:
-        """Return one line for the tree."""
-        return f"pack concat, seq_len {self.seq_len:,}: {self.report}"
-
 
 class PaddedRows(PackedRows):
     """One document per row, then padding; a long document takes several rows, or is truncated or dropped."""
 
+    method = "pad"
     has_lookahead = False
 
     def __init__(self, documents: Documents, seq_len: int, *, long_documents: LongDocuments) -> None:
-        self.documents, self.seq_len = documents, seq_len
-        self.is_remote = documents.table.room_bytes is not None
-        self._long_documents = long_documents
-        self.report = PackingReport()
-        odd, rows_of_odd = self._find_odd()
-        self._odd = odd
+        super().__init__(documents, seq_len, long_documents=long_documents)
+        self._odd, rows_of_odd = self._find_odd(long_documents)
         # The first row of each odd document, and the first row after it.
-        self._odd_first_rows = odd + np.cumsum(rows_of_odd - 1) - (rows_of_odd - 1)
+        self._odd_first_rows = self._odd + np.cumsum(rows_of_odd - 1) - (rows_of_odd - 1)
         self._odd_next_rows = self._odd_first_rows + rows_of_odd
         self._set_counts(documents.num_documents + int((rows_of_odd - 1).sum()))
 
-    def _find_odd(self) -> tuple[Integers, Integers]:
+    def _find_odd(self, long_documents: LongDocuments) -> tuple[Integers, Integers]:
         """Find the documents that have no row or several, and count their rows."""
-        odd: list[Integers] = []
-        counts: list[Integers] = []
+        odd, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         first = 0
         for lengths in self.documents.lengths():
-            rows = self.report.count(lengths, self.seq_len, self._long_documents)
+            rows = self.report.count(lengths, self.seq_len, long_documents)
             here = np.flatnonzero(rows != 1)
             odd.append(here + first)
             counts.append(rows[here])
             first += len(lengths)
-        empty = [np.zeros(0, np.int64)]
-        return np.concatenate(odd or empty), np.concatenate(counts or empty)
+        return np.concatenate(odd), np.concatenate(counts)
 
     def spans(self, index: Integers) -> Spans:
         """Find one span per row."""
-        documents, parts = self._locate(index % self.num_rows)
-        starts, stops = self.documents.bounds(documents)
-        starts = starts + parts * self.seq_len
-        return Spans(np.arange(1, len(index) + 1), starts, np.minimum(stops - starts, self.seq_len))
+        _, starts, left = self._locate(index)
+        return Spans(np.arange(1, len(index) + 1), starts, np.minimum(left, self.seq_len))
 
     def segments(self, index: Integers) -> Segments:
         """Find one document per row."""
-        documents, parts = self._locate(index % self.num_rows)
-        starts, stops = self.documents.bounds(documents)
-        left = stops - starts - parts * self.seq_len
-        lengths = np.minimum(left, self.seq_len)
-        ends = np.arange(1, len(index) + 1)
+        documents, _, left = self._locate(index)
+        ends, lengths = np.arange(1, len(index) + 1), np.minimum(left, self.seq_len)
         return Segments(ends, np.zeros(len(index), np.int64), lengths, documents, left <= self.seq_len)
 
-    def _locate(self, rows: Integers) -> tuple[Integers, Integers]:
+    def _locate(self, index: Integers) -> tuple[Integers, Integers, Integers]:
+        """Find the document of each row, the first of its tokens in the row, and how many it has from there on."""
+        documents, parts = self._find_parts(index % self.num_rows)
+        starts, stops = self.documents.bounds(documents)
+        starts = starts + parts * self.seq_len
+        return documents, starts, stops - starts
+
+    def _find_parts(self, rows: Integers) -> tuple[Integers, Integers]:
         """Find the document of each row, and which part of it."""
         before = np.searchsorted(self._odd_next_rows, rows, "right")
         documents = rows.copy()
@@ -214,11 +200,3 @@ class PaddedRows(PackedRows):
         if before == 0:
             return document
         return int(self._odd_next_rows[before - 1]) + document - int(self._odd[before - 1]) - 1
-
-    def describe(self) -> dict[str, Any]:
-        """Describe the row length, what happens to long documents, and the documents."""
-        return self._describe("pad", long_documents=self._long_documents)
-
-    def title(self) -> str:
-        """Return one line for the tree."""
-        return f"pack pad, seq_len {self.seq_len:,}: {self.report}"

@@ -27,6 +27,7 @@ from tokenmill.store.table import Integers
 
 __all__ = [
     "PADDING",
+    "DerivedRows",
     "Integers",
     "NoSuchRow",
     "PackedRows",
@@ -204,13 +205,31 @@ class Rows(ABC):
             yield from part._tree(part_label, indent + "  ")
 
 
-class PackedRows(Rows):
-    """Rows that are cut out of documents."""
+class DerivedRows(Rows):
+    """The rows of another dataset, in another order or only some of them."""
 
-    documents: Documents
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self.seq_len, self.num_rows, self.num_tokens = rows.seq_len, rows.num_rows, rows.num_tokens
+        self.is_remote, self.has_stages = rows.is_remote, rows.has_stages
+
+    def parts(self) -> list[tuple[str, Rows]]:
+        """Return the other dataset."""
+        return [("", self._rows)]
+
+
+class PackedRows(Rows):
+    """Rows that are cut out of documents; `settings` are what decides how, besides the method and the row length."""
+
+    method: str
     has_lookahead: bool
     """Whether the span of a row has one token more than the row, the last target."""
-    report: PackingReport
+
+    def __init__(self, documents: Documents, seq_len: int, **settings: Any) -> None:
+        self.documents, self.seq_len = documents, seq_len
+        self.is_remote = documents.table.room_bytes is not None
+        self.report = PackingReport()
+        self._settings = settings
 
     @abstractmethod
     def spans(self, index: Integers) -> Spans:
@@ -262,9 +281,16 @@ class PackedRows(Rows):
         self.num_tokens = self.report.num_tokens
         self.report.num_padding_tokens = num_rows * self.seq_len - self.num_tokens
 
-    def _describe(self, method: str, **settings: Any) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
+        """Describe the method and its settings, the row length, and the documents."""
         documents = {name: getattr(self.documents, name) for name in ("fingerprint", "num_documents", "num_tokens")}
-        return {"kind": "pack", "method": method, "seq_len": self.seq_len, **settings, "documents": documents}
+        what = {"kind": "pack", "method": self.method, "seq_len": self.seq_len}
+        return {**what, **self._settings, "documents": documents}
+
+    def title(self) -> str:
+        """Return one line for the tree."""
+        seed = f", seed {self._settings['seed']}" if "seed" in self._settings else ""
+        return f"pack {self.method}, seq_len {self.seq_len:,}{seed}: {self.report}"
 
     def _tree(self, label: str, indent: str) -> Iterator[str]:
         yield from super()._tree(label, indent)

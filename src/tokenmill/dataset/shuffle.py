@@ -7,19 +7,26 @@ eight rounds, because four leave neighbours correlated (0.4-0.7).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isqrt
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.rows import Integers, PackedRows, ResolvedRows, Rows, as_rows, as_seed
+from tokenmill.dataset.rows import DerivedRows, Integers, PackedRows, ResolvedRows, Rows, as_rows, as_seed
 from tokenmill.errors import UsageError
 
 __all__ = ["GroupedOrder", "ShuffledRows", "distinct", "make_key", "permute", "shuffle"]
 
 ROUNDS = 8
 WINDOWS_PER_GROUP = 32
+"""A packing that cannot keep all its windows in memory is shuffled in groups of them.
+
+It had permuted its documents globally before it cut them into windows, so a group is a random sample of the corpus.
+"""
+PIECES, ROWS = 1, 2
+"""What a key is for: the order of pieces, or the order of the rows of a group."""
 _MASK = (1 << 64) - 1
 
 
@@ -37,7 +44,7 @@ def shuffle(rows: Rows, *, seed: int = 0, block_tokens: int | None = None) -> Ro
     return ShuffledRows(rows, seed)
 
 
-class ShuffledRows(Rows):
+class ShuffledRows(DerivedRows):
     """Rows of another dataset, permuted epoch by epoch."""
 
     def __init__(self, rows: Rows, seed: int) -> None:
@@ -45,10 +52,8 @@ class ShuffledRows(Rows):
             raise UsageError(f"a shuffle needs a whole epoch of {rows.num_rows} rows, and there are only {rows.limit}")
         if rows.has_stages:
             raise UsageError("a shuffle would undo the order of a mixture's stages; shuffle the sources instead")
-        self._rows = rows
+        super().__init__(rows)
         self._seed = seed
-        self.seq_len, self.num_rows, self.num_tokens = rows.seq_len, rows.num_rows, rows.num_tokens
-        self.is_remote = rows.is_remote
         self.limit = None if rows.limit is None else rows.limit // rows.num_rows * rows.num_rows
 
     def resolve(self, index: Integers) -> list[ResolvedRows]:
@@ -58,9 +63,7 @@ class ShuffledRows(Rows):
         present = distinct(epochs)
         for epoch in present:
             mine: Any = epochs == epoch if len(present) > 1 else slice(None)
-            key = make_key(self._seed, epoch)
-            order = permute(places[mine], self.num_rows, key, window_ends=self._rows.window_ends)
-            inner[mine] = order + epoch * self.num_rows
+            inner[mine] = self._permute(places[mine], epoch) + epoch * self.num_rows
         return self._rows.resolve(inner)
 
     def where(self, leaf: PackedRows, row: int, stop: int) -> list[int]:
@@ -69,10 +72,18 @@ class ShuffledRows(Rows):
         found = []
         for number in self._rows.where(leaf, row, num_epochs * self.num_rows):
             epoch, place = divmod(number, self.num_rows)
-            key, ends = make_key(self._seed, epoch), self._rows.window_ends
-            (inner,) = permute(np.array([place]), self.num_rows, key, inverse=True, window_ends=ends).tolist()
+            (inner,) = self._permute(np.array([place]), epoch, inverse=True).tolist()
             found.append(epoch * self.num_rows + inner)
         return sorted(number for number in found if number < stop)
+
+    def _permute(self, index: Integers, epoch: int, *, inverse: bool = False) -> Integers:
+        """Return the row at each place of an epoch, or the place of each row."""
+        key, ends = make_key(self._seed, epoch), self._rows.window_ends
+        if ends is None:
+            return permute(index, self.num_rows, key, inverse=inverse)
+        num_groups = -(-len(ends) // WINDOWS_PER_GROUP)
+        groups = np.arange(len(ends)) // WINDOWS_PER_GROUP
+        return GroupedOrder(np.diff(ends, prepend=0), num_groups, lambda _: groups, key).permute(index, inverse=inverse)
 
     def describe(self) -> dict[str, Any]:
         """Describe the seed and the rows."""
@@ -81,10 +92,6 @@ class ShuffledRows(Rows):
     def title(self) -> str:
         """Return one line for the tree."""
         return f"shuffle, seed {self._seed}"
-
-    def parts(self) -> list[tuple[str, Rows]]:
-        """Return the rows that are shuffled."""
-        return [("", self._rows)]
 
 
 def distinct(values: Integers) -> list[int]:
@@ -110,15 +117,11 @@ def _mix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def permute(
-    index: Integers, size: int, key: int, *, inverse: bool = False, window_ends: Integers | None = None
-) -> Integers:
+def permute(index: Integers, size: int, key: int, *, inverse: bool = False) -> Integers:
     """Map numbers below `size` through the permutation of a key, or through its inverse.
 
-    It takes about 30 ns for each of many numbers. With `window_ends`, the order is a `GroupedOrder`.
+    It takes about 30 ns for each of many numbers.
     """
-    if window_ends is not None:
-        return GroupedOrder(window_ends, key).permute(index, inverse=inverse)
     side = isqrt(size - 1) + 1 if size > 1 else 1
     sides = (side, -(-size // side))
     keys = [*enumerate(_mix64(key + number) & 0xFFFFFFFF for number in range(ROUNDS))]
@@ -155,41 +158,41 @@ def _run_rounds(index: Integers, sides: tuple[int, int], keys: list[tuple[int, i
 
 
 class GroupedOrder:
-    """A random order of rows in which the rows of a few randomly chosen windows come together.
+    """A random order of rows in which the rows of a few randomly chosen pieces come together.
 
-    A packing that cannot keep all its windows in memory is shuffled so. It had permuted its documents globally
-    before it cut them into windows, so a group of windows is a random sample of the corpus.
+    Piece i has `sizes[i]` rows, after those of the pieces before it. All pieces come in a random order, which is cut
+    into groups; rows are shuffled within their group. `divide` takes the number of rows before each piece of that order
+    and returns the group of each. A group may be empty.
     """
 
-    def __init__(self, window_ends: Integers, key: int) -> None:
+    def __init__(self, sizes: Integers, num_groups: int, divide: Callable[[Integers], Integers], *key: int) -> None:
         self._key = key
-        counts = np.diff(window_ends, prepend=0)
-        self._first_rows = window_ends - counts
-        self._windows = permute(np.arange(len(counts)), len(counts), make_key(key, 1))
-        self._ends = np.cumsum(counts[self._windows])
-        self._starts = self._ends - counts[self._windows]
-        lasts = np.arange(WINDOWS_PER_GROUP - 1, len(counts) + WINDOWS_PER_GROUP - 1, WINDOWS_PER_GROUP)
-        self._group_ends = self._ends[np.minimum(lasts, len(counts) - 1)]
+        self._first_rows = np.cumsum(sizes) - sizes
+        self.pieces = permute(np.arange(len(sizes)), len(sizes), make_key(*key, PIECES))
+        self._before = np.concatenate([[0], np.cumsum(sizes[self.pieces])])
+        self.first_pieces = np.searchsorted(divide(self._before[:-1]), np.arange(num_groups + 1))
+        """The place of each group's first piece in the order of pieces."""
+        self.starts = self._before[self.first_pieces]
+        """The first place of each group, and the end of the last one."""
+
+    def find_groups(self, places: Integers) -> Integers:
+        """Return the group of each place; an empty group begins where the next one does, and has no places."""
+        return np.searchsorted(self.starts[:-1], places, "right") - 1
 
     def permute(self, index: Integers, *, inverse: bool = False) -> Integers:
         """Return the row at each place of the order, or the place of each row."""
         if inverse:
-            turns = np.empty(len(self._windows), np.int64)
-            turns[self._windows] = np.arange(len(self._windows))
-            windows = np.searchsorted(self._first_rows, index, "right") - 1
-            return self._permute_groups(index - self._first_rows[windows] + self._starts[turns[windows]], inverse)
-        places = self._permute_groups(index, inverse)
-        which = np.searchsorted(self._ends, places, "right")
-        rows: Integers = places - self._starts[which] + self._first_rows[self._windows[which]]
-        return rows
-
-    def _permute_groups(self, places: Integers, inverse: bool) -> Integers:
-        """Permute places within their groups."""
-        groups = np.searchsorted(self._group_ends, places, "right")
-        result = np.empty(len(places), np.int64)
-        for group in np.flatnonzero(np.bincount(groups)).tolist():
+            pieces = np.searchsorted(self._first_rows, index, "right") - 1
+            index = index - self._first_rows[pieces] + self._before[np.argsort(self.pieces)[pieces]]
+        groups = self.find_groups(index)
+        places = np.empty(len(index), np.int64)
+        for group in distinct(groups):
             mine = groups == group
-            first = int(self._group_ends[group - 1]) if group else 0
-            size, key = int(self._group_ends[group]) - first, make_key(self._key, 2, group)
-            result[mine] = permute(places[mine] - first, size, key, inverse=inverse) + first
-        return result
+            start, stop = self.starts[group : group + 2].tolist()
+            key = make_key(*self._key, ROWS, group)
+            places[mine] = permute(index[mine] - start, stop - start, key, inverse=inverse) + start
+        if inverse:
+            return places
+        turns = np.searchsorted(self._before, places, "right") - 1
+        rows: Integers = places - self._before[turns] + self._first_rows[self.pieces[turns]]
+        return rows

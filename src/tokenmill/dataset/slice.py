@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.arguments import whole_number
-from tokenmill.dataset.rows import Integers, PackedRows, ResolvedRows, Rows, as_documents, as_rows
+from tokenmill.dataset.rows import DerivedRows, Integers, PackedRows, ResolvedRows, Rows, as_documents, as_rows
 from tokenmill.errors import UsageError
 from tokenmill.store.documents import Documents
 from tokenmill.store.store import TokenSource
@@ -45,7 +45,7 @@ def _documents_or_rows(whole: Any, verb: str) -> Rows | Documents:
     return as_documents(whole, verb) if isinstance(whole, (Documents, TokenSource)) else as_rows(whole, verb)
 
 
-class SlicedRows(Rows):
+class SlicedRows(DerivedRows):
     """Some rows of another dataset.
 
     Every epoch has the same rows in the same order, those of the first epoch of the other dataset. If each epoch
@@ -55,10 +55,9 @@ class SlicedRows(Rows):
     def __init__(self, rows: Rows, start: int, stop: int) -> None:
         if not 0 <= start < stop <= len(rows):
             raise UsageError(f"rows {start} to {stop} are not a part of {len(rows)} rows")
-        self._rows = rows
+        super().__init__(rows)
         self._start = start
-        self.seq_len, self.num_rows = rows.seq_len, stop - start
-        self.is_remote, self.has_stages = rows.is_remote, rows.has_stages
+        self.num_rows = stop - start
         self.num_tokens = self._count_tokens()
 
     def _count_tokens(self) -> int:
@@ -91,7 +90,3 @@ class SlicedRows(Rows):
     def title(self) -> str:
         """Return one line for the tree."""
         return f"rows {self._start:,} to {self._start + self.num_rows:,}: {self.num_tokens:,} tokens"
-
-    def parts(self) -> list[tuple[str, Rows]]:
-        """Return the rows that are sliced."""
-        return [("", self._rows)]
