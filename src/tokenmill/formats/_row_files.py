@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import UsageError
-from tokenmill.formats._token_blocks import BLOCK_TOKENS, OutputFile, file_blocks, token_blocks
+from tokenmill.formats._token_blocks import BLOCK_TOKENS, file_blocks, token_blocks
 from tokenmill.formats.base import Array, Exporter, Shape, SplitSource
+from tokenmill.store.shard import OutputFile
 
 __all__ = ["COLUMN", "OffsetRows", "RowFile", "RowFiles", "row_batch", "row_blocks", "row_schema", "rows_at_once"]
 

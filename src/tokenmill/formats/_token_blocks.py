@@ -1,7 +1,6 @@
 """Tokens to files and back: hard links and kernel copies where bytes are equal, else blocks of a few megabytes.
 
-Nothing here syncs: `_destination` makes the finished folder durable as a whole. The kernel is asked to start
-writing early, so that little is left to sync.
+Nothing here syncs: `_destination` makes the finished folder durable as a whole.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -17,63 +15,12 @@ import numpy.typing as npt
 
 from tokenmill.errors import StoreError
 from tokenmill.formats.base import Array, Exporter, Shape, SplitSource
+from tokenmill.store.shard import OutputFile
 
-__all__ = ["BLOCK_TOKENS", "BareTokens", "OutputFile", "convert", "file_blocks", "link_or_copy", "token_blocks"]
+__all__ = ["BLOCK_TOKENS", "BareTokens", "convert", "file_blocks", "link_or_copy", "token_blocks"]
 
 BLOCK_TOKENS = 1 << 20
 """2 to 8 MB: large enough that the cost per call does not matter, small enough for any limit on memory."""
-FLUSH_BYTES = 8 << 20
-
-
-class OutputFile:
-    """A file that is written from front to back."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("wb", buffering=0)
-        self._num_bytes = 0
-        self._num_flushed = 0
-
-    def write(self, data: bytes | Array) -> None:
-        """Append bytes, or the bytes of an array."""
-        view = memoryview(data) if isinstance(data, bytes) else np.ascontiguousarray(data).reshape(-1).view("u1").data
-        self._num_bytes += len(view)
-        while len(view):
-            view = view[self._file.write(view) :]
-        self._flush()
-
-    def append(self, path: str) -> None:
-        """Append a whole file: inside the kernel if possible, without a copy if the file system can share blocks."""
-        with open(path, "rb", buffering=0) as source:  # noqa: PTH123 (one of many thousand shards)
-            left = os.fstat(source.fileno()).st_size
-            self._num_bytes += left
-            try:
-                while left > 0:
-                    count = os.copy_file_range(source.fileno(), self._file.fileno(), min(left, FLUSH_BYTES))
-                    if count == 0:
-                        break
-                    left -= count
-            except (AttributeError, OSError):
-                pass
-            # The call fails across file systems and does not exist everywhere; both files stand where it stopped.
-            self._num_bytes -= left
-            while piece := source.read(1 << 20):
-                self.write(piece)
-        self._flush()
-
-    def _flush(self) -> None:
-        length = self._num_bytes - self._num_flushed
-        if length >= FLUSH_BYTES and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._file.fileno(), self._num_flushed, length, os.POSIX_FADV_DONTNEED)
-            self._num_flushed = self._num_bytes
-
-    def __enter__(self) -> OutputFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
 
 
 def link_or_copy(source: str, target: Path) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import StoreError
-from tokenmill.formats._token_blocks import BareTokens, OutputFile
+from tokenmill.formats._token_blocks import BareTokens
 from tokenmill.formats.base import ONE_DOCUMENT, Opener, SplitSource, TokenFile, bare_file, id_type, starts_of
+from tokenmill.store.shard import OutputFile
 from tokenmill.store.table import Integers
 
 __all__ = ["Datatrove"]

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import StoreError
-from tokenmill.formats._token_blocks import OutputFile, file_blocks, token_blocks
+from tokenmill.formats._token_blocks import file_blocks, token_blocks
 from tokenmill.formats.base import Array, Exporter, Opener, Shape, SplitSource, TokenFile
+from tokenmill.store.shard import OutputFile
 
 __all__ = ["LlmC"]
 

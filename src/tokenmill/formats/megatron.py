@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.formats._token_blocks import BareTokens, OutputFile, link_or_copy
+from tokenmill.formats._token_blocks import BareTokens, link_or_copy
 from tokenmill.formats.base import Opener, SplitSource, TokenFile, bare_file
-from tokenmill.store.shard import HEADER, INDEX_HEADER_BYTES, MAGIC, index_pieces
+from tokenmill.store.shard import HEADER, INDEX_HEADER_BYTES, MAGIC, OutputFile, index_pieces
 from tokenmill.store.table import Integers
 
 __all__ = ["Megatron"]

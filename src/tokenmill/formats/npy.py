@@ -20,8 +20,9 @@ from tokenmill.dataset.pack import pack
 from tokenmill.dataset.rows import PackedRows
 from tokenmill.errors import StoreError
 from tokenmill.filling.fill import IGNORED, Chunk
-from tokenmill.formats._token_blocks import BLOCK_TOKENS, OutputFile, file_blocks
+from tokenmill.formats._token_blocks import BLOCK_TOKENS, file_blocks
 from tokenmill.formats.base import ID_TYPES, Array, Exporter, Opener, Shape, SplitSource, TokenFile
+from tokenmill.store.shard import OutputFile
 
 __all__ = ["NumpyArrays"]
 

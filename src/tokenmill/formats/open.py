@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from tokenmill.arguments import is_remote, path_of, show
 from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.formats import load_openers
-from tokenmill.formats._token_files import choose_format, join_files, list_files, recognise, split_of
-from tokenmill.formats.base import Opener
+from tokenmill.formats.base import Opener, TokenFile
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import MANIFEST
+from tokenmill.store.shard import BESIDE
 from tokenmill.store.store import TokenSource, TokenStore, check_vocabulary
 from tokenmill.store.table import ShardTable
 
 __all__ = ["open_tokens"]
 
 A_PATH = "the path of a store or of tokens, or a list of such paths"
+SAMPLE_BYTES = 1 << 16
+MOST_SAMPLES = 256
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+}
+"""Words in the names of files and folders, and the split that each stands for."""
 
 
 def open_tokens(
@@ -145,14 +160,14 @@ def _open_token_files(path: Path, dtype: str | None) -> TokenSource | None:
         # A store without a manifest is unfinished, or only partly copied.
         if any((path / name).exists() for name in (MANIFEST, ".tasks", "tokenizer")):
             return None
-        found = choose_format(path, list_files(path))
+        found = _choose_format(path, _list_files(path))
         return found and _open_splits(path, *found, dtype)
     if not path.exists() and glob.has_magic(str(path)):
         return _open_glob(path, dtype)
-    known = recognise(path)
+    known = _recognise(path)
     if known is not None:
         opener, tokens = known
-        return _FileSource(tokens, {"train": join_files(tokens.name, opener.describe([tokens], dtype))})
+        return _FileSource(tokens, {"train": _join_files(tokens.name, opener.describe([tokens], dtype))})
     if path.is_file():
         labels = ", ".join(opener.label for opener in load_openers())
         raise StoreError(
@@ -169,8 +184,8 @@ def _open_glob(path: Path, dtype: str | None) -> TokenSource:
         raise UsageError(f"no file matches {path}")
     if any(hit.is_dir() for hit in hits):
         return _JoinedSources([open_tokens(hit, dtype=dtype) for hit in hits])
-    unknown = next((hit for hit in hits if recognise(hit) is None), None)
-    found = choose_format(path, hits)
+    unknown = next((hit for hit in hits if _recognise(hit) is None), None)
+    found = _choose_format(path, hits)
     if unknown is not None or found is None:
         raise UsageError(f"{path} matches {(unknown or hits[0]).name}, which has no tokens that tokenmill can read")
     return _open_splits(path.parent, *found, dtype)
@@ -180,10 +195,93 @@ def _open_splits(path: Path, opener: Opener, files: Sequence[Path], dtype: str |
     """Group files of one format into splits by their names; files that name no split are for training."""
     groups: dict[str, list[Path]] = {"train": [], "val": [], "test": []}
     for file in files:
-        groups[split_of(path, file)].append(file)
+        groups[_split_of(path, file)].append(file)
     splits = {
-        name: join_files(f"{path.name}/{name}", opener.describe(group, dtype))
+        name: _join_files(f"{path.name}/{name}", opener.describe(group, dtype))
         for name, group in groups.items()
         if group
     }
     return _FileSource(path, splits)
+
+
+def _recognise(path: Path) -> tuple[Opener, Path] | None:
+    """Find the format of a file, and the file of tokens that it belongs to."""
+    for opener in load_openers():
+        tokens = opener.recognise(path)
+        if tokens is not None:
+            return opener, tokens
+    return None
+
+
+def _list_files(folder: Path) -> list[Path]:
+    """List the files in a folder that are named like files of tokens; if there are none, those in folders of splits."""
+    patterns = {opener.pattern for opener in load_openers()}
+    inside = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    found = [path for path in inside if any(fnmatch(path.name, pattern) for pattern in patterns)]
+    return found or [file for path in inside if path.name in SPLITS and path.is_dir() for file in _list_files(path)]
+
+
+def _choose_format(place: Path, paths: Iterable[Path]) -> tuple[Opener, list[Path]] | None:
+    """Find the one format of some files, and their files of tokens sorted by name; None if no file is recognised."""
+    found: dict[Path, Opener] = {}
+    for path in paths:
+        known = _recognise(path)
+        if known is not None:
+            found[known[1]] = known[0]
+    formats = {opener.label: path for path, opener in found.items()}
+    if len(formats) > 1:
+        named = " and ".join(f"{label} ({path.name})" for label, path in sorted(formats.items()))
+        raise UsageError(f"{place} has tokens of several formats, {named}; name the files you want")
+    return (next(iter(found.values())), sorted(found)) if found else None
+
+
+def _split_of(folder: Path, file: Path) -> str:
+    """Tell the split of a file from its own folder, or from a word in its name, such as `fineweb_val_000000.bin`."""
+    is_split = file.parent != folder and file.parent.name in SPLITS
+    words = [file.parent.name] if is_split else re.split(r"[^a-z]+", file.name.lower())
+    return next((SPLITS[word] for word in words if word in SPLITS), "train")
+
+
+def _join_files(name: str, files: Sequence[TokenFile]) -> Documents:
+    """Number the documents of files through, one file after the other."""
+    first = files[0]
+    for other in files[1:]:
+        if other.dtype != first.dtype:
+            raise UsageError(
+                f"{first.path} has {first.dtype} ids and {other.path} has {other.dtype}; open files of one type"
+            )
+        if other.mask != first.mask:
+            bare = other if first.mask else first
+            raise UsageError(f"{bare.path} has no {first.mask or other.mask} file, but others do; open them separately")
+    ending = ".bin" if first.path.endswith(".bin") else ""
+    table = ShardTable(
+        [file.path[: -len(ending)] if ending else file.path for file in files],
+        [len(file.starts) for file in files],
+        [file.num_tokens for file in files],
+        first.dtype,
+        {number: file.starts for number, file in enumerate(files)},
+        suffix=ending,
+        offsets=[file.offset for file in files],
+        sizes=[file.size for file in files],
+    )
+    beside = {".mask": table.beside(ending + first.mask, BESIDE[".mask"])} if first.mask else {}
+    return Documents(table, name, _fingerprint(files), beside=beside)
+
+
+def _fingerprint(files: Sequence[TokenFile]) -> str:
+    """Hash the sizes, the documents, and the first and last bytes of files, since they come without checksums."""
+    step = -(-len(files) // MOST_SAMPLES)
+    digests = [_digest(file, sample=not number % step) for number, file in enumerate(files)]
+    return digests[0] if len(digests) == 1 else xxhash.xxh3_64_hexdigest(" ".join(digests).encode())
+
+
+def _digest(file: TokenFile, *, sample: bool) -> str:
+    digest = xxhash.xxh3_64(f"{file.size} ".encode())
+    digest.update(np.ascontiguousarray(file.starts, "<i8").tobytes())
+    paths = [file.path, file.path + file.mask] if file.mask else [file.path]
+    for path in paths if sample else []:
+        with Path(path).open("rb") as opened:
+            digest.update(opened.read(SAMPLE_BYTES))
+            opened.seek(max(0, os.fstat(opened.fileno()).st_size - SAMPLE_BYTES))
+            digest.update(opened.read(SAMPLE_BYTES))
+    return str(digest.hexdigest())

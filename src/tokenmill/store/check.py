@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from tokenmill.errors import StoreError
 from tokenmill.store.manifest import RESTORE, FileInfo, Manifest, ShardInfo
 from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES, index_lengths
 
-__all__ = ["CheckProgress", "CheckedShard", "ShardChecker", "check_file"]
+__all__ = ["CheckProgress", "CheckedShard", "check_file", "check_shard"]
 
 PIECE_BYTES = 1 << 20
 INDEX_PIECE = 1 << 16
@@ -92,119 +92,95 @@ class CheckedShard:
     problems: list[str] = field(default_factory=list)
 
 
-class ShardChecker:
-    """Checks shards of one store; it has no state, so threads may share it."""
-
-    def __init__(self, store: Path, manifest: Manifest, progress: CheckProgress) -> None:
-        self._store = store
-        self._manifest = manifest
-        self._progress = progress
-
-    def check(self, shard: ShardInfo) -> CheckedShard:
-        """Check all files of a shard: first the index, which says where documents start in the ids."""
-        checked = CheckedShard()
-        missing = {".bin", ".docs.parquet", ".idx"} - set(shard.files)
-        if missing:
-            checked.problems.append(f"manifest.json lists no {min(missing)} file for shard {shard.name}; {RESTORE}")
-            return checked
-        index = _Index(self._path(shard, ".idx"), shard, self._manifest.dtype)
-        for suffix in sorted(set(shard.files) - {".bin"}):
-            path = self._path(shard, suffix)
-            damage = check_file(path, shard.files[suffix], self._progress)
-            if not damage and suffix == ".idx":
-                damage = index.check()
-                checked.num_documents = shard.num_documents
-            if not damage and suffix in BESIDE:
-                damage = _check_beside(path, suffix, shard)
-            if not damage and suffix == ".docs.parquet":
-                damage = _check_sources(path, shard, len(self._manifest.inputs))
-            checked.problems += damage
-        self._check_tokens(self._path(shard, ".bin"), shard, index, checked)
+def check_shard(store: Path, manifest: Manifest, shard: ShardInfo, progress: CheckProgress) -> CheckedShard:
+    """Check all files of a shard: first the index, which says where documents start in the ids."""
+    checked = CheckedShard()
+    missing = {".bin", ".docs.parquet", ".idx"} - set(shard.files)
+    if missing:
+        checked.problems.append(f"manifest.json lists no {min(missing)} file for shard {shard.name}; {RESTORE}")
         return checked
-
-    def _path(self, shard: ShardInfo, suffix: str) -> Path:
-        return self._store / f"{shard.name}{suffix}"
-
-    def _check_tokens(self, path: Path, shard: ShardInfo, index: _Index, checked: CheckedShard) -> None:
-        """Hash the ids, and check that they are in the vocabulary and that documents have their BOS and EOS."""
-        scan = _TokenScan(index, self._manifest)
-        damage = check_file(path, shard.files[".bin"], self._progress, scan.look)
+    scan = _TokenScan(manifest)
+    for suffix in [*sorted(set(shard.files) - {".bin"}), ".bin"]:
+        path = store / f"{shard.name}{suffix}"
+        look = scan.look if suffix == ".bin" else lambda _: None
+        damage = check_file(path, shard.files[suffix], progress, look)
         checked.problems += damage
         if damage:
-            return
-        checked.num_tokens = scan.num_tokens
-        checked.num_with_bos, checked.num_with_eos = scan.num_with_bos, scan.num_with_eos
-        vocab_size = self._manifest.tokenizer.vocab_size
-        if scan.largest >= vocab_size:
-            checked.problems.append(
-                f"{path} holds id {scan.largest}, outside the vocabulary of {vocab_size}; {RESTORE}"
-            )
-        specials = self._manifest.special_tokens
-        # The end of a conversation depends on its chat template.
-        has_messages = self._manifest.settings.get("messages-key") is not None
-        for name, token, count, verb in (
-            ("BOS", specials.bos_id, scan.num_with_bos, "begin"),
-            ("EOS", None if has_messages else specials.eos_id, scan.num_with_eos, "end"),
-        ):
-            if index.is_sound and token is not None and count != shard.num_documents:
-                found = f"{count:,} of {shard.num_documents:,} documents {verb} with the {name} token {token}"
-                checked.problems.append(f"{path}: {found}; {RESTORE}")
-
-
-class _Index:
-    """The `.idx` of a shard: header, lengths, byte pointers and document numbers."""
-
-    def __init__(self, path: Path, shard: ShardInfo, dtype: str) -> None:
-        self._path = path
-        self._shard = shard
-        self._dtype = dtype
-        self._width = DTYPES[dtype][1].itemsize
-        self.is_sound = False
-        self.lengths: npt.NDArray[np.int32] = np.empty(0, np.int32)
-        self.pointers: npt.NDArray[np.int64] = np.empty(0, np.int64)
-
-    def check(self) -> list[str]:
-        """The problems of the index: its parts must agree with each other and with the shard's counts."""
-        count = self._shard.num_documents
+            continue
         try:
-            self.lengths = index_lengths(self._path, self._shard, self._dtype)
+            if suffix == ".idx":
+                checked.num_documents = shard.num_documents
+                scan.index = _read_index(path, shard, manifest.dtype)
+            elif suffix == ".docs.parquet":
+                _check_sources(path, shard, len(manifest.inputs))
+            elif suffix in BESIDE:
+                _check_beside(path, suffix, shard)
         except StoreError as error:
-            return [f"{error}; {RESTORE}"]
-        self.pointers = self._map(INDEX_HEADER_BYTES + 4 * count, count)
-        numbers = self._map(INDEX_HEADER_BYTES + 12 * count, count + 1)
-        num_tokens = 0
-        for first in range(0, count, INDEX_PIECE):
-            lengths = self.lengths[first : first + INDEX_PIECE]
-            ends = np.cumsum(lengths, dtype=np.int64) + num_tokens
-            pointers = self.pointers[first : first + INDEX_PIECE]
-            if (lengths < 0).any() or not np.array_equal((ends - lengths) * self._width, pointers):
-                return [f"{self._path}: lengths and pointers disagree after document {first}; {RESTORE}"]
-            num_tokens = int(ends[-1])
-        for first in range(0, count + 1, INDEX_PIECE):
-            some = numbers[first : first + INDEX_PIECE]
-            if not np.array_equal(some, np.arange(first, first + len(some))):
-                return [f"{self._path}: document numbers are not consecutive after {first}; {RESTORE}"]
-        if num_tokens != self._shard.num_tokens or num_tokens * self._width != self._shard.files[".bin"].bytes:
-            return [f"{self._path}: lengths add up to {num_tokens} tokens, not {self._shard.num_tokens}; {RESTORE}"]
-        self.is_sound = True
-        return []
+            checked.problems.append(f"{error}; {RESTORE}")
+        if suffix == ".bin":
+            checked.num_tokens = scan.num_tokens
+            checked.num_with_bos, checked.num_with_eos = scan.num_with_bos, scan.num_with_eos
+            checked.problems += [f"{path}{problem}; {RESTORE}" for problem in scan.problems(shard)]
+    return checked
 
-    def _map(self, offset: int, count: int) -> npt.NDArray[np.int64]:
-        return np.memmap(self._path, "<i8", mode="r", offset=offset, shape=(count,))
+
+class _Index(NamedTuple):
+    """The length of each document in tokens, and its first byte."""
+
+    lengths: npt.NDArray[np.int32]
+    pointers: npt.NDArray[np.int64]
+
+
+def _read_index(path: Path, shard: ShardInfo, dtype: str) -> _Index:
+    """Map an `.idx`, the parts of which must agree with each other and with the shard's counts."""
+    count, width = shard.num_documents, DTYPES[dtype][1].itemsize
+    offset = INDEX_HEADER_BYTES + 4 * count
+    index = _Index(index_lengths(path, shard, dtype), np.memmap(path, "<i8", "r", offset, shape=(count,)))
+    numbers = np.memmap(path, "<i8", "r", offset + 8 * count, shape=(count + 1,))
+    num_tokens = 0
+    for first in range(0, count, INDEX_PIECE):
+        lengths, pointers = (some[first : first + INDEX_PIECE] for some in index)
+        ends = np.cumsum(lengths, dtype=np.int64) + num_tokens
+        if (lengths < 0).any() or not np.array_equal((ends - lengths) * width, pointers):
+            raise StoreError(f"{path}: lengths and pointers disagree after document {first}")
+        num_tokens = int(ends[-1])
+    for first in range(0, count + 1, INDEX_PIECE):
+        some = numbers[first : first + INDEX_PIECE]
+        if not np.array_equal(some, np.arange(first, first + len(some))):
+            raise StoreError(f"{path}: document numbers are not consecutive after {first}")
+    if num_tokens != shard.num_tokens or num_tokens * width != shard.files[".bin"].bytes:
+        raise StoreError(f"{path}: lengths add up to {num_tokens} tokens, not {shard.num_tokens}")
+    return index
 
 
 class _TokenScan:
-    """Checks the ids of a shard piece by piece, with the help of a sound index."""
+    """Checks piece by piece that ids are in the vocabulary and, with a sound index, that documents have BOS and EOS."""
 
-    def __init__(self, index: _Index, manifest: Manifest) -> None:
-        self._index = index
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
         self._dtype = DTYPES[manifest.dtype][1]
         self._unsigned = np.dtype(f"<u{self._dtype.itemsize}")
         self._specials = manifest.special_tokens
+        self.index: _Index | None = None
+        """Where documents are; None if the index is damaged."""
         self.num_tokens = 0
         self.largest = -1
         self.num_with_bos = 0
         self.num_with_eos = 0
+
+    def problems(self, shard: ShardInfo) -> Iterator[str]:
+        """Say what is wrong with the ids, to follow the path of the `.bin`."""
+        vocab_size = self._manifest.tokenizer.vocab_size
+        if self.largest >= vocab_size:
+            yield f" holds id {self.largest}, outside the vocabulary of {vocab_size}"
+        # The end of a conversation depends on its chat template.
+        has_messages = self._manifest.settings.get("messages-key") is not None
+        for name, token, count, verb in (
+            ("BOS", self._specials.bos_id, self.num_with_bos, "begin"),
+            ("EOS", None if has_messages else self._specials.eos_id, self.num_with_eos, "end"),
+        ):
+            if self.index is not None and token is not None and count != shard.num_documents:
+                yield f": {count:,} of {shard.num_documents:,} documents {verb} with the {name} token {token}"
 
     def look(self, piece: memoryview) -> None:
         """Check the next piece of the `.bin`."""
@@ -213,22 +189,22 @@ class _TokenScan:
         tokens = np.frombuffer(piece, self._dtype)
         # As an unsigned number, a negative id is very large.
         self.largest = max(self.largest, int(tokens.view(self._unsigned).max()))
-        if self._index.is_sound:
-            self._look_at_edges(tokens)
+        if self.index is not None:
+            self._look_at_edges(tokens, self.index)
         self.num_tokens += len(tokens)
 
-    def _look_at_edges(self, tokens: npt.NDArray[Any]) -> None:
+    def _look_at_edges(self, tokens: npt.NDArray[Any], index: _Index) -> None:
         """Count BOS and EOS among the first and last tokens of documents in this piece.
 
         These are the documents that start in the piece, and the one before them, which may end in it.
         """
         width, origin = self._dtype.itemsize, self.num_tokens
         bounds = np.array([origin, origin + len(tokens)]) * width
-        first, stop = np.searchsorted(self._index.pointers, bounds).tolist()
+        first, stop = np.searchsorted(index.pointers, bounds).tolist()
         first = max(0, first - 1)
-        lengths = self._index.lengths[first:stop]
+        lengths = index.lengths[first:stop]
         filled = lengths > 0
-        starts = self._index.pointers[first:stop][filled] // width - origin
+        starts = index.pointers[first:stop][filled] // width - origin
         ends = starts + lengths[filled] - 1
         if self._specials.bos_id is not None:
             inside = starts[starts >= 0]
@@ -238,21 +214,20 @@ class _TokenScan:
             self.num_with_eos += int(np.count_nonzero(tokens[inside] == self._specials.eos_id))
 
 
-def _check_beside(path: Path, suffix: str, shard: ShardInfo) -> list[str]:
-    """The problems of a loss mask or of weights, which need a valid value for each token."""
+def _check_beside(path: Path, suffix: str, shard: ShardInfo) -> None:
+    """Check a loss mask or weights, which need a valid value for each token."""
     dtype = BESIDE[suffix]
     if shard.files[suffix].bytes != shard.num_tokens * dtype.itemsize:
-        return [f"{path} does not have a value for each of {shard.num_tokens:,} tokens; {RESTORE}"]
+        raise StoreError(f"{path} does not have a value for each of {shard.num_tokens:,} tokens")
     values = np.memmap(path, dtype, mode="r") if shard.num_tokens else np.zeros(0, dtype)
     for first in range(0, len(values), INDEX_PIECE):
         some = values[first : first + INDEX_PIECE]
         if not (some <= 1).all() if suffix == ".mask" else not ((some >= 0) & np.isfinite(some)).all():
-            return [f"{path} has an invalid {suffix[1:]} near token {first:,}; {RESTORE}"]
-    return []
+            raise StoreError(f"{path} has an invalid {suffix[1:]} near token {first:,}")
 
 
-def _check_sources(path: Path, shard: ShardInfo, num_inputs: int) -> list[str]:
-    """The problems of the table of documents, which has one row for each, in input order."""
+def _check_sources(path: Path, shard: ShardInfo, num_inputs: int) -> None:
+    """Check the table of documents, which has one row for each, in input order."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -260,13 +235,13 @@ def _check_sources(path: Path, shard: ShardInfo, num_inputs: int) -> list[str]:
         with pq.ParquetFile(path) as file:
             num_rows = file.metadata.num_rows
             if num_rows != shard.num_documents:
-                return [f"{path} has {num_rows:,} rows for {shard.num_documents:,} documents; {RESTORE}"]
+                raise StoreError(f"{path} has {num_rows:,} rows for {shard.num_documents:,} documents")
             batches = file.iter_batches(INDEX_PIECE, columns=["input", "position"], use_threads=False)
             if not _are_in_order(batches, num_inputs):
-                return [f"{path}: its documents are not in the order of the inputs; {RESTORE}"]
+                raise StoreError(f"{path}: its documents are not in the order of the inputs")
     except (pa.ArrowException, OSError, KeyError) as error:
-        return [f"{path} cannot be read as Parquet ({str(error).partition(chr(10))[0][:120]}); {RESTORE}"]
-    return []
+        reason = str(error).partition("\n")[0][:120]
+        raise StoreError(f"{path} cannot be read as Parquet ({reason})") from None
 
 
 def _are_in_order(batches: Iterator[Any], num_inputs: int) -> bool:

@@ -27,6 +27,7 @@ __all__ = [
     "HEADER",
     "INDEX_HEADER_BYTES",
     "MAGIC",
+    "OutputFile",
     "ShardWriter",
     "dtype_code",
     "dtype_for",
@@ -47,6 +48,7 @@ BESIDE: dict[str, np.dtype[Any]] = {".mask": np.dtype("u1"), ".weight": np.dtype
 DOCUMENTS_PER_ROW_GROUP = 65_536
 INDEX_PIECE = 1 << 16
 FLUSH_BYTES = 1 << 20
+COPY_BYTES = 8 << 20
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -71,7 +73,6 @@ class ShardWriter:
         self._run = run
         self.num_documents = 0
         self.num_tokens = 0
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         self._bin = _HashedFile(self._temporary(".bin"))
         self._lengths = self._temporary(".len").open("w+b")
         self._documents = _DocumentsFile(self._temporary(".docs.parquet"), keep_keys)
@@ -157,34 +158,76 @@ def publish_shard(folder: Path, shard: ShardInfo, run: str) -> None:
         os.replace(f"{path}.{run}.tmp", path)  # noqa: PTH105
 
 
-class _HashedFile:
-    """A file that is hashed while it is written, and synced when it is closed."""
+class OutputFile:
+    """A file that is written from front to back. The kernel starts to write early, so that a final sync is short."""
 
     def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb", buffering=0)
-        self._hash = xxhash.xxh3_64()
-        self._bytes = 0
-        self._flushing = 0
+        self._num_bytes = 0
+        self._num_flushed = 0
 
-    def write(self, data: bytes | memoryview) -> None:
-        self._hash.update(data)
+    def write(self, data: bytes | memoryview | npt.NDArray[Any]) -> None:
+        """Append bytes, or the bytes of an array."""
+        if isinstance(data, np.ndarray):
+            data = np.ascontiguousarray(data).reshape(-1).view("u1").data
         view = memoryview(data)
-        self._bytes += len(view)
+        self._num_bytes += len(view)
         while len(view):
             view = view[self._file.write(view) :]
-        length = self._bytes - self._flushing
+        self._flush()
+
+    def append(self, path: str) -> None:
+        """Append a whole file: inside the kernel if possible, without a copy if the file system can share blocks."""
+        with open(path, "rb", buffering=0) as source:  # noqa: PTH123 (one of many thousand shards)
+            left = os.fstat(source.fileno()).st_size
+            self._num_bytes += left
+            try:
+                while left > 0:
+                    count = os.copy_file_range(source.fileno(), self._file.fileno(), min(left, COPY_BYTES))
+                    if count == 0:
+                        break
+                    left -= count
+            except (AttributeError, OSError):
+                pass
+            # The call fails across file systems and does not exist everywhere; both files stand where it stopped.
+            self._num_bytes -= left
+            while piece := source.read(1 << 20):
+                self.write(piece)
+        self._flush()
+
+    def _flush(self) -> None:
+        length = self._num_bytes - self._num_flushed
         if length >= FLUSH_BYTES and hasattr(os, "posix_fadvise"):
-            # The kernel starts to write now, so that the final sync is short.
-            os.posix_fadvise(self._file.fileno(), self._flushing, length, os.POSIX_FADV_DONTNEED)
-            self._flushing = self._bytes
+            os.posix_fadvise(self._file.fileno(), self._num_flushed, length, os.POSIX_FADV_DONTNEED)
+            self._num_flushed = self._num_bytes
+
+    def close(self) -> None:
+        """Close the file; it is not synced."""
+        self._file.close()
+
+    def __enter__(self) -> OutputFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _HashedFile(OutputFile):
+    """A file that is hashed while it is written, and synced when it is finished."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._hash = xxhash.xxh3_64()
+
+    def write(self, data: Any) -> None:
+        self._hash.update(data)
+        super().write(data)
 
     def finish(self) -> FileInfo:
         os.fsync(self._file.fileno())
         self.close()
-        return FileInfo(self._bytes, self._hash.hexdigest())
-
-    def close(self) -> None:
-        self._file.close()
+        return FileInfo(self._num_bytes, self._hash.hexdigest())
 
 
 class _DocumentsFile:

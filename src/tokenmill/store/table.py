@@ -87,12 +87,15 @@ class ShardTable:
         self.num_tokens = np.array(num_tokens, np.int64)
         ends = self._offsets + self.num_tokens * dtype.itemsize
         self._sizes = ends if sizes is None else np.array(sizes, np.int64)
-        self._token_addresses = np.zeros(len(stems), np.int64)
-        self._pointer_addresses = np.zeros(len(stems), np.int64)
+        self._starts = {shard: np.ascontiguousarray(some, "<i8") for shard, some in (starts or {}).items()}
+        self._forget_mappings()
+
+    def _forget_mappings(self) -> None:
+        self._token_addresses = np.zeros(len(self.stems), np.int64)
+        self._pointer_addresses = np.zeros(len(self.stems), np.int64)
         self._kept: list[Any] = []
         self._all_mapped = True
         self._lock = threading.Lock()
-        self._starts = {shard: np.ascontiguousarray(some, "<i8") for shard, some in (starts or {}).items()}
         for shard, pointers in self._starts.items():
             self._pointer_addresses[shard] = pointers.ctypes.data
 
@@ -125,10 +128,14 @@ class ShardTable:
         table._index_dtype = self._index_dtype
         return table
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         # Another process makes mappings of its own.
-        state = {name: value for name, value in vars(self).items() if name in _KEPT_IN_COPIES}
-        return _restore, (self.stems, self.num_documents, self.num_tokens, self.dtype, self._starts, state)
+        own = {"_token_addresses", "_pointer_addresses", "_kept", "_lock"}
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget_mappings()
 
     def token_addresses(self, shards: Integers, positions: Integers) -> Integers:
         """The memory addresses of tokens, by shard and position in it; 0 where the shard is not mapped."""
@@ -317,16 +324,6 @@ class ShardTable:
         return StoreError(
             f"{self.stems[shard]}.idx is damaged: a document starts outside the shard; run tokenmill verify"
         )
-
-
-_KEPT_IN_COPIES = {"room_bytes", "_index_dtype", "_suffixes", "_offsets", "_sizes", "_caches"}
-
-
-def _restore(*arguments: Any) -> ShardTable:
-    *fields, state = arguments
-    table = ShardTable(*fields)
-    vars(table).update(state)
-    return table
 
 
 def read_into(path: str, buffer: memoryview, offset: int) -> None:

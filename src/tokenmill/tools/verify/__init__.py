@@ -24,7 +24,7 @@ from tokenmill.machine import usable_cores
 from tokenmill.pipeline.journal.attempts import RunInfo
 from tokenmill.pipeline.journal.finish import REJECTS
 from tokenmill.pipeline.journal.mirror import Mirror, scratch_directory
-from tokenmill.store.check import CheckProgress, ShardChecker, check_file
+from tokenmill.store.check import CheckProgress, check_file, check_shard
 from tokenmill.store.manifest import MANIFEST, RESTORE, FileInfo, Manifest, ShardInfo, decode_sealed, read_manifest
 from tokenmill.store.shard import DTYPES, dtype_for
 from tokenmill.tools.verify.comparison import compare_with_inputs
@@ -194,7 +194,7 @@ def _check_files(store: Path, manifest: Manifest, result: Verification, advance:
         damage += [*_check_tokenizer(store, manifest), *_check_rejects(store, manifest)]
     with_bos = with_eos = 0
     with ThreadPoolExecutor(min(MOST_THREADS, usable_cores())) as pool:
-        for checked in pool.map(ShardChecker(store, manifest, tally).check, list_shards(manifest)):
+        for checked in pool.map(lambda shard: check_shard(store, manifest, shard, tally), list_shards(manifest)):
             damage += checked.problems
             result.num_documents += checked.num_documents
             result.num_tokens += checked.num_tokens
