@@ -30,15 +30,15 @@ NUM_KEPT_WINDOWS = 64
 
 
 class _PackedWindow(NamedTuple):
-    """The rows of one window: first those that one part of a long document fills, then those of several documents.
+    """The rows of one window: row i has the documents from `ends[i - 1]` up to `ends[i]` of `documents`.
 
-    Row i of the second kind has the documents from `ends[i - 1]` up to `ends[i]` of `documents`.
+    The first rows are each filled by one part of a long document, and `parts` says by which one; all other pieces are
+    whole documents, or what is left of a long one after its parts.
     """
 
-    full_documents: npt.NDArray[np.unsignedinteger[Any]]
-    full_parts: npt.NDArray[np.uint32]
     documents: npt.NDArray[np.unsignedinteger[Any]]
     ends: npt.NDArray[np.uint32]
+    parts: npt.NDArray[np.uint32]
 
 
 class BestFitRows(PackedRows):
@@ -74,7 +74,7 @@ class BestFitRows(PackedRows):
         self.report.count(lengths, self.seq_len, self._long_documents)
         if self._keeps_all:
             packed = self._windows[window] = self._pack(members, lengths)
-            return len(packed.full_documents) + len(packed.ends)
+            return len(packed.ends)
         whole, rest = self._divide(lengths)
         return int(whole.sum()) + count_bins(rest[rest > 0], self.seq_len)
 
@@ -97,12 +97,9 @@ class BestFitRows(PackedRows):
         parts = np.arange(len(full)) - np.repeat(np.cumsum(whole) - whole, whole)
         shared = np.flatnonzero(rest)
         fitted = fit(rest[shared], self.seq_len)
-        return _PackedWindow(
-            members[full].astype(kind),
-            parts.astype(np.uint32),
-            members[shared[fitted.order]].astype(kind),
-            fitted.ends.astype(np.uint32),
-        )
+        documents = members[np.concatenate([full, shared[fitted.order]])]
+        ends = np.concatenate([np.arange(1, len(full) + 1), len(full) + fitted.ends])
+        return _PackedWindow(documents.astype(kind), ends.astype(np.uint32), parts.astype(np.uint32))
 
     def _window(self, number: int) -> _PackedWindow:
         if self._keeps_all:
@@ -127,9 +124,8 @@ class BestFitRows(PackedRows):
         """Return the rows of its window that hold a part of it."""
         place = int(permute(np.array([document]), self.documents.num_documents, self._key, inverse=True)[0])
         window, first = self._window(place // WINDOW), int(self._first_rows[place // WINDOW])
-        full = np.flatnonzero(window.full_documents == document)
-        shared = np.searchsorted(window.ends, np.flatnonzero(window.documents == document), "right")
-        return [first + row for row in [*full.tolist(), *(shared + len(window.full_documents)).tolist()]]
+        rows = np.searchsorted(window.ends, np.flatnonzero(window.documents == document), "right")
+        return [first + row for row in rows.tolist()]
 
     def spans(self, index: Integers) -> Spans:
         """Find the pieces of documents in each row."""
@@ -170,18 +166,11 @@ class BestFitRows(PackedRows):
 
 def _find_pieces(window: _PackedWindow, rows: Integers) -> tuple[Integers, Integers, Integers]:
     """Return the documents of a window's rows, which part of each (-1: the remainder), and how many each row has."""
-    num_full = len(window.full_documents)
-    is_full = rows < num_full
-    shared = np.where(is_full, 0, rows - num_full)
-    stops = window.ends[shared].astype(np.int64) if len(window.ends) else np.zeros(len(rows), np.int64)
-    starts = np.where(shared > 0, window.ends[shared - 1] if len(window.ends) else 0, 0).astype(np.int64)
-    sizes = np.where(is_full, 1, stops - starts)
-    firsts = np.cumsum(sizes) - sizes
-    inner = np.arange(int(sizes.sum())) - np.repeat(firsts - starts, sizes)
-    documents = np.empty(len(inner), np.int64)
-    parts = np.full(len(inner), -1, np.int64)
-    alone = np.repeat(is_full, sizes)
-    documents[~alone] = window.documents[inner[~alone]]
-    documents[alone] = window.full_documents[rows[is_full]]
-    parts[alone] = window.full_parts[rows[is_full]]
-    return documents, parts, sizes
+    stops = window.ends[rows].astype(np.int64)
+    starts = np.where(rows > 0, window.ends[rows - 1], 0).astype(np.int64)
+    sizes = stops - starts
+    pieces = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes - starts, sizes)
+    parts = np.full(len(pieces), -1, np.int64)
+    is_part = pieces < len(window.parts)
+    parts[is_part] = window.parts[pieces[is_part]]
+    return window.documents[pieces].astype(np.int64), parts, sizes

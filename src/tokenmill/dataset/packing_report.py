@@ -61,18 +61,14 @@ class PackingReport:
         return self.num_padding_tokens / places if places else 0.0
 
     def __str__(self) -> str:
+        cut, dropped = f"{self.num_truncated_tokens:,} tokens cut off", f"{self.num_dropped_tokens:,} tokens"
+        others = [
+            (self.num_padding_tokens, f"{self.padding:.3%} padding"),
+            (self.num_split_documents, f"{self.num_split_documents:,} documents split"),
+            (self.num_truncated_documents, f"{self.num_truncated_documents:,} documents truncated ({cut})"),
+            (self.num_dropped_documents, f"{self.num_dropped_documents:,} documents dropped ({dropped})"),
+            (self.num_empty_documents, f"{self.num_empty_documents:,} empty documents"),
+            (self.num_left_over_tokens, f"{self.num_left_over_tokens:,} tokens left over"),
+        ]
         parts = [f"{self.num_rows:,} rows", f"{self.num_tokens:,} tokens"]
-        if self.num_padding_tokens:
-            parts.append(f"{self.padding:.3%} padding")
-        if self.num_split_documents:
-            parts.append(f"{self.num_split_documents:,} documents split")
-        if self.num_truncated_documents:
-            cut = f"{self.num_truncated_tokens:,} tokens"
-            parts.append(f"{self.num_truncated_documents:,} documents truncated ({cut} cut off)")
-        if self.num_dropped_documents:
-            parts.append(f"{self.num_dropped_documents:,} documents dropped ({self.num_dropped_tokens:,} tokens)")
-        if self.num_empty_documents:
-            parts.append(f"{self.num_empty_documents:,} empty documents")
-        if self.num_left_over_tokens:
-            parts.append(f"{self.num_left_over_tokens:,} tokens left over")
-        return ", ".join(parts)
+        return ", ".join(parts + [text for count, text in others if count])

@@ -71,7 +71,10 @@ class NumpyArrays(Opener, Exporter):
 
     def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:
         """Read the inputs that are not padding."""
-        blocks = [_values(_path(split, folder, name)) for name in ("input_ids", "attention_mask")]
+        blocks = []
+        for path in (_path(split, folder, name) for name in ("input_ids", "attention_mask")):
+            _, dtype, offset = _read_header(path)
+            blocks.append(file_blocks(path, dtype, offset=offset))
         for inputs, attention in zip(*blocks, strict=True):
             yield inputs[attention == 1]
 
@@ -98,12 +101,6 @@ def _header(kind: str, shape: tuple[int, int]) -> bytes:
     out = BytesIO()
     np.lib.format.write_array_header_1_0(out, {"descr": kind, "fortran_order": False, "shape": shape})
     return out.getvalue()
-
-
-def _values(path: Path) -> Iterator[Array]:
-    """Read the values of an `.npy` file in order, without mapping it."""
-    _, dtype, offset = _read_header(path)
-    return file_blocks(path, dtype, offset=offset)
 
 
 def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:

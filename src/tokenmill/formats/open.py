@@ -243,7 +243,7 @@ def _split_of(folder: Path, file: Path) -> str:
 
 
 def _join_files(name: str, files: Sequence[TokenFile]) -> Documents:
-    """Number the documents of files through, one file after the other."""
+    """Make one sequence of the documents of all files, in the order of the files."""
     first = files[0]
     for other in files[1:]:
         if other.dtype != first.dtype:

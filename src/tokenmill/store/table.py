@@ -281,12 +281,8 @@ class ShardTable:
 
     def _fetch_indexes(self, shards: Sequence[int]) -> None:
         """Download the indexes of remote shards, many at once: an index is small, and needed whole."""
-        missing: dict[ShardCache, list[str]] = {}
-        for shard in shards:
-            if (cache := self._caches[shard]) is not None:
-                missing.setdefault(cache, []).append(f"{self.stems[shard]}.idx")
-        for cache, paths in missing.items():
-            cache.fetch(paths)
+        for cache in {cache for shard in shards if (cache := self._caches[shard]) is not None}:
+            cache.fetch([f"{self.stems[shard]}.idx" for shard in shards if self._caches[shard] is cache])
 
     def _map_index(self, shard: int) -> int:
         count = int(self.num_documents[shard])
