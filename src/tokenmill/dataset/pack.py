@@ -142,8 +142,11 @@ class PaddedRows(PackedRows):
         self._set_counts(documents.num_documents + int((rows_of_odd - 1).sum()))
 
     def _find_odd(self, long_documents: LongDocuments) -> tuple[Integers, Integers]:
-        """Find the documents that have no row or several, and count their rows."""
-        odd, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        """Find the documents that have no row or several, and count their rows.
+
+        A document before the first and one after the last, of one row each, make sure that every row lies between two.
+        """
+        odd, counts = [np.array([-1])], [np.array([1])]
         first = 0
         for lengths in self.documents.lengths():
             rows = self.report.count(lengths, self.seq_len, long_documents)
@@ -151,7 +154,7 @@ class PaddedRows(PackedRows):
             odd.append(here + first)
             counts.append(rows[here])
             first += len(lengths)
-        return np.concatenate(odd), np.concatenate(counts)
+        return np.concatenate([*odd, [first]]), np.concatenate([*counts, [1]])
 
     def spans(self, index: Integers) -> Spans:
         """Find one span per row."""
@@ -173,30 +176,20 @@ class PaddedRows(PackedRows):
 
     def _find_parts(self, rows: Integers) -> tuple[Integers, Integers]:
         """Find the document of each row, and which part of it."""
-        before = np.searchsorted(self._odd_next_rows, rows, "right")
-        documents = rows.copy()
+        last = np.searchsorted(self._odd_next_rows, rows, "right") - 1
+        documents = rows - self._odd_next_rows[last] + self._odd[last] + 1
         parts = np.zeros(len(rows), np.int64)
-        if not len(self._odd):
-            return documents, parts
-        last = np.maximum(before - 1, 0)
-        after = before > 0
-        documents[after] = (rows - self._odd_next_rows[last] + self._odd[last] + 1)[after]
-        here = np.minimum(before, len(self._odd) - 1)
-        inside = (before < len(self._odd)) & (rows >= self._odd_first_rows[here])
-        documents[inside] = self._odd[here][inside]
-        parts[inside] = (rows - self._odd_first_rows[here])[inside]
+        inside = rows >= self._odd_first_rows[last + 1]
+        upcoming = last[inside] + 1
+        documents[inside] = self._odd[upcoming]
+        parts[inside] = rows[inside] - self._odd_first_rows[upcoming]
         return documents, parts
 
     def rows_of(self, document: int) -> list[int]:
         """Return its row, or those of its parts."""
-        before = int(np.searchsorted(self._odd, document))
-        if before < len(self._odd) and self._odd[before] == document:
-            return list(range(int(self._odd_first_rows[before]), int(self._odd_next_rows[before])))
-        return [self.first_row(document)]
+        return list(range(self.first_row(document), self.first_row(document + 1)))
 
     def first_row(self, document: int) -> int:
         """Count the rows of all documents before one, which is its first row if it has any."""
-        before = int(np.searchsorted(self._odd, document))
-        if before == 0:
-            return document
-        return int(self._odd_next_rows[before - 1]) + document - int(self._odd[before - 1]) - 1
+        last = int(np.searchsorted(self._odd, document)) - 1
+        return int(self._odd_next_rows[last]) + document - int(self._odd[last]) - 1

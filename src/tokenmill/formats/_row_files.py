@@ -79,9 +79,10 @@ class RowFiles(Exporter):
 
     def write(self, split: SplitSource, folder: Path) -> None:
         """Write the files, then those that describe them."""
-        for file in self.files(split, folder):
+        files = self.files(split, folder)
+        for file in files:
             self.write_file(split, file)
-        self.write_index(split, folder)
+        self.write_index(split, folder, files)
 
     def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:
         """Read one file after the other."""
@@ -92,7 +93,7 @@ class RowFiles(Exporter):
     def write_file(self, split: SplitSource, file: RowFile) -> None:
         """Write the rows of one file."""
 
-    def write_index(self, split: SplitSource, folder: Path) -> None:
+    def write_index(self, split: SplitSource, folder: Path, files: list[RowFile]) -> None:
         """Write what describes all files."""
 
     @abstractmethod
@@ -132,10 +133,9 @@ class OffsetRows(RowFiles):
             for rows in row_blocks(split, "<i4", file.first, file.last):
                 out.write(rows)
 
-    def write_index(self, split: SplitSource, folder: Path) -> None:
+    def write_index(self, split: SplitSource, folder: Path, files: list[RowFile]) -> None:
         """Write the index that names the files."""
-        index = self.index(split, self.files(split, folder))
-        (folder / "index.json").write_text(json.dumps(index, sort_keys=True))
+        (folder / "index.json").write_text(json.dumps(self.index(split, files), sort_keys=True))
 
     def read_file(self, split: SplitSource, file: RowFile) -> Iterator[Array]:
         """Read all that follows the first offset."""

@@ -48,11 +48,11 @@ class HfDataset(RowFiles):
             for batch in stream:
                 yield batch.column(0).flatten().to_numpy()
 
-    def write_index(self, split: SplitSource, folder: Path) -> None:
+    def write_index(self, split: SplitSource, folder: Path, files: list[RowFile]) -> None:
         """Write the JSON files."""
         info = {"citation": "", "description": "", "features": FEATURES, "homepage": "", "license": ""}
         state: dict[str, Any] = {
-            "_data_files": [{"filename": file.path.name} for file in self.files(split, folder)],
+            "_data_files": [{"filename": file.path.name} for file in files],
             "_fingerprint": split.documents.fingerprint,
             "_format_columns": None,
             "_format_kwargs": {},

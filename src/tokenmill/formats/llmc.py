@@ -43,7 +43,21 @@ class LlmC(Opener, Exporter):
 
     def describe_file(self, path: Path, dtype: str | None) -> TokenFile:
         """Read the header, which says what the ids are; `dtype` is not needed."""
-        return _read_header(path)
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            front = file.read(FRONT.size)
+        magic, version, count = FRONT.unpack(front.ljust(FRONT.size, b"\0"))
+        if magic not in VARIANTS:
+            raise StoreError(f"{path} is {OTHERS.get(magic, 'a file')} of llm.c, not tokens")
+        expected, kind = VARIANTS[magic]
+        if version != expected:
+            raise StoreError(f"{path} has version {version} of llm.c's format; tokenmill reads version {expected}")
+        if count < 0 or size != HEADER_BYTES + count * kind.itemsize:
+            raise StoreError(
+                f"{path} has {size} bytes and its header says {count} ids of {kind.itemsize} bytes after "
+                f"{HEADER_BYTES}; it is damaged, or not finished"
+            )
+        return TokenFile(str(path), kind, count, size, offset=HEADER_BYTES)
 
     def write(self, split: SplitSource, folder: Path) -> None:
         """Cut the stream into shards, with the last EOS before the first document."""
@@ -65,7 +79,7 @@ class LlmC(Opener, Exporter):
 
     def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:
         """Read the shards after their headers, and move the first token to the end again."""
-        files = [_read_header(path) for path, _ in _shards(split, folder)]
+        files = [self.describe_file(path, None) for path, _ in _shards(split, folder)]
         blocks = (block for file in files for block in file_blocks(Path(file.path), file.dtype, offset=file.offset))
         if not _is_shifted(split):
             yield from blocks
@@ -89,21 +103,3 @@ def _is_shifted(split: SplitSource) -> bool:
         return False
     num_tokens = split.documents.num_tokens
     return int(split.documents.read(num_tokens - 1, num_tokens)[0]) == split.eos_id
-
-
-def _read_header(path: Path) -> TokenFile:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        front = file.read(FRONT.size)
-    magic, version, count = FRONT.unpack(front.ljust(FRONT.size, b"\0"))
-    if magic not in VARIANTS:
-        raise StoreError(f"{path} is {OTHERS.get(magic, 'a file')} of llm.c, not tokens")
-    expected, kind = VARIANTS[magic]
-    if version != expected:
-        raise StoreError(f"{path} has version {version} of llm.c's format; tokenmill reads version {expected}")
-    if count < 0 or size != HEADER_BYTES + count * kind.itemsize:
-        raise StoreError(
-            f"{path} has {size} bytes and its header says {count} ids of {kind.itemsize} bytes after "
-            f"{HEADER_BYTES}; it is damaged, or not finished"
-        )
-    return TokenFile(str(path), kind, count, size, offset=HEADER_BYTES)
