@@ -1,6 +1,8 @@
 """Token formats of other projects, one file each: recognise its files, say what is in them, and write them.
 
-Format modules are imported when they are needed, and import heavy packages (torch, pyarrow) only where they use them.
+Most formats are one of two kinds, whose writing and reading back they share: bare ids and an index (`BareTokens` in
+`_token_blocks`), or rows in several files (`RowFiles` in `_row_files`). Format modules are imported when they are
+needed, and import heavy packages (torch, pyarrow) only where they use them.
 """
 
 from __future__ import annotations

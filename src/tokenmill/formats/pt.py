@@ -116,7 +116,7 @@ class TensorFiles(Opener, Exporter):
         for rows in row_blocks(split, "<i8", 0, split.num_rows):
             for row in rows:
                 with open(folder / NAME.format(number=number), "wb", buffering=0) as file:  # noqa: PTH123 (fast)
-                    file.write(template.fill(row))
+                    file.write(template.fill(row) if template.is_good else _save(row))
                 number += 1
         metadata = {
             "num_chunks": number,
@@ -161,14 +161,12 @@ class _Template:
         self._size = len(raw)
         checksum = zlib.crc32(raw).to_bytes(4, "little")
         self._checksums = [match.start() for match in re.finditer(re.escape(checksum), self._bytes)]
-        self.is_good = self._start >= 0 and len(self._checksums) == 2 and self._is_loadable(seq_len)
-
-    def _is_loadable(self, seq_len: int) -> bool:
-        """Put another tensor in, and check that torch loads it."""
-        self.is_good = True
-        other = np.arange(seq_len, dtype=np.int64)
-        loaded = _import_torch("--to pt").load(io.BytesIO(self.fill(other)), weights_only=True)
-        return bool(np.array_equal(loaded.numpy(), other))
+        self.is_good = self._start >= 0 and len(self._checksums) == 2
+        """Whether torch loads another tensor that was put in."""
+        if self.is_good:
+            other = np.arange(seq_len, dtype=np.int64)
+            loaded = _import_torch("--to pt").load(io.BytesIO(self.fill(other)), weights_only=True)
+            self.is_good = np.array_equal(loaded.numpy(), other)
 
     def values(self, path: str) -> Array:
         """Read the values of a file, all other bytes of which must be those of the template."""
@@ -179,10 +177,8 @@ class _Template:
             raise StoreError(f"{path} is not the file that was written")
         return row
 
-    def fill(self, row: Array) -> bytes | bytearray:
+    def fill(self, row: Array) -> bytearray:
         """Return the file of one row; the next call overwrites it."""
-        if not self.is_good:
-            return _save(row)
         raw = row.data.cast("B")
         self._bytes[self._start : self._start + self._size] = raw
         checksum = zlib.crc32(raw).to_bytes(4, "little")
