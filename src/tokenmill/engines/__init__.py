@@ -8,6 +8,7 @@ returns the fastest engine that is known to implement the structure of a tokeniz
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Literal
 
 from tokenmill.engines.base import Engine, SpecialTokens
@@ -29,13 +30,16 @@ __all__ = [
 ]
 
 EngineName = Literal["gigatoken", "huggingface", "sentencepiece", "tiktoken", "bytes"]
-ENGINES: tuple[EngineName, ...] = ("gigatoken", "huggingface", "sentencepiece", "tiktoken", "bytes")
-REFERENCES: dict[str, EngineName] = {
-    "huggingface": "huggingface",
-    "sentencepiece": "sentencepiece",
-    "tiktoken": "tiktoken",
-    "bytes": "bytes",
+ENGINES: dict[EngineName, str] = {
+    "gigatoken": "GigatokenEngine",
+    "huggingface": "HuggingFaceEngine",
+    "sentencepiece": "SentencePieceEngine",
+    "tiktoken": "TiktokenEngine",
+    "bytes": "BytesEngine",
 }
+"""The class of each engine, in a module with the engine's name."""
+REFERENCES: dict[str, EngineName] = {name: name for name in ENGINES if name != "gigatoken"}
+"""The engine that defines the ids of each kind of tokenizer; kinds are named after it."""
 
 
 @dataclass(frozen=True)
@@ -54,26 +58,10 @@ def create(
     name: EngineName, tokenizer: Tokenizer, special_tokens: SpecialTokens = "as-text", *, threads: bool = False
 ) -> Engine:
     """Load an engine for a tokenizer. `threads` lets a reference use the thread pool of its library."""
-    if name == "gigatoken":
-        from tokenmill.engines.gigatoken import GigatokenEngine
-
-        reference = REFERENCES[tokenizer.kind]
-        return GigatokenEngine(tokenizer, special_tokens, lambda: create(reference, tokenizer, special_tokens))
-    if name == "huggingface":
-        from tokenmill.engines.huggingface import HuggingFaceEngine
-
-        return HuggingFaceEngine(tokenizer, special_tokens, threads=threads)
-    if name == "sentencepiece":
-        from tokenmill.engines.sentencepiece import SentencePieceEngine
-
-        return SentencePieceEngine(tokenizer)
-    if name == "tiktoken":
-        from tokenmill.engines.tiktoken import TiktokenEngine
-
-        return TiktokenEngine(tokenizer, special_tokens)
-    from tokenmill.engines.bytes import BytesEngine
-
-    return BytesEngine()
+    kind = getattr(import_module(f"tokenmill.engines.{name}"), ENGINES[name])
+    engine: Engine = kind(tokenizer, special_tokens)
+    engine.uses_threads = threads
+    return engine
 
 
 def choose(tokenizer: Tokenizer, engine: str = "auto", special_tokens: SpecialTokens = "as-text") -> EngineChoice:

@@ -190,16 +190,12 @@ def _check_byte_level(model: Config) -> None:
     if foreign and model.get("ignore_merges"):
         # The reference never uses these tokens; gigatoken reads them as plain text and does.
         raise _NotEligible(f"its vocabulary has {foreign[0]!r}, which is not spelled in bytes, and it ignores merges")
-    if any(_spell(token, alphabet) in vocab for token in foreign):
+    spelling = {byte: character for character, byte in alphabet.items()}
+    if any("".join([spelling[byte] for byte in token.encode()]) in vocab for token in foreign):
         raise _NotEligible("its vocabulary has one token in two spellings")
     parts = set(chain(*_merge_parts(model["merges"]))) if foreign else set()
     if any(token in parts for token in foreign):
         raise _NotEligible("its merges have parts that are not spelled in bytes")
-
-
-def _spell(text: str, alphabet: Mapping[str, int]) -> str:
-    stand_in = {byte: character for character, byte in alphabet.items()}
-    return "".join(stand_in[byte] for byte in text.encode())
 
 
 def _check_byte_fallback(model: Config) -> None:
@@ -220,10 +216,13 @@ def _check_byte_fallback(model: Config) -> None:
 
 
 def _check_normalizer(normalizer: Config | None) -> None:
-    steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
-    for step in steps:
+    for step in _steps(normalizer):
         if step not in (None, {"type": "NFC"}):
             raise _NotEligible(f"its normalizer is {step['type']}; only NFC is known to agree")
+
+
+def _steps(normalizer: Config | None) -> list[Any]:
+    return normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
 
 
 def _normalizes(normalizer: Config | None) -> bool:
@@ -272,8 +271,7 @@ def _respell(step: Config) -> dict[str, Any]:
 
 def _check_space_marking(normalizer: Config | None, pre_tokenizer: Config | None) -> None:
     """Check how a SentencePiece-like tokenizer turns spaces into ▁: in the normalizer or by Metaspace."""
-    steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
-    if steps in ([_PREPEND, _MARK_SPACES], [_MARK_SPACES]):
+    if _steps(normalizer) in ([_PREPEND, _MARK_SPACES], [_MARK_SPACES]):
         if pre_tokenizer not in (None, _INERT_SPLIT):
             raise _NotEligible(f"its pre_tokenizer is {pre_tokenizer['type']}, after a normalizer that marks spaces")
         return

@@ -20,7 +20,7 @@ _TEXT, _SCORE, _TYPE = 1, 2, 3
 _MODEL_TYPE, _WHITE_SPACE_AS_SUFFIX, _BYTE_FALLBACK = 3, 24, 35
 _CHARACTER_MAP, _DUMMY_PREFIX, _REMOVE_WHITE_SPACE, _ESCAPE_WHITE_SPACE = 2, 3, 4, 5
 _BPE = 2
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_NORMAL, _USER_DEFINED, _UNUSED, _BYTE = 1, 4, 5, 6
 
 
 class _Piece(NamedTuple):
@@ -44,46 +44,31 @@ def refuses_model(model: bytes) -> str | None:
         read = _read(model)
     except (ValueError, IndexError, KeyError, TypeError, struct.error) as error:
         return f"it is not a SentencePiece model ({error})"
-    return _refuses_settings(read) or _refuses_pieces(read)
+    return next((reason for reason, is_true in _reasons(read) if is_true), None)
 
 
-def _refuses_settings(model: _Model) -> str | None:
-    trainer, normalizer = model.trainer, model.normalizer
-    if trainer.get(_MODEL_TYPE, 1) != _BPE:
-        return "its model is not BPE"
-    if not trainer.get(_BYTE_FALLBACK, 0):
-        return "it has no byte fallback"
-    if trainer.get(_WHITE_SPACE_AS_SUFFIX, 0):
-        return "it treats white space as a suffix"
-    if normalizer.get(_CHARACTER_MAP):
-        return "it normalizes characters"
-    if normalizer.get(_REMOVE_WHITE_SPACE, 1):
-        return "it removes extra white space"
-    if not normalizer.get(_ESCAPE_WHITE_SPACE, 1):
-        return "it does not mark spaces with ▁"
-    return None
-
-
-def _refuses_pieces(model: _Model) -> str | None:
-    pieces = model.pieces
-    if len({piece.text for piece in pieces}) < len(pieces):
-        return "it has a piece twice"
-    if any(piece.type == _UNUSED for piece in pieces):
-        return "it has unused pieces, which SentencePiece merges and takes apart again"
-    if sorted(p.text for p in pieces if p.type == _BYTE) != sorted(f"<0x{byte:02X}>" for byte in range(256)):
-        return "it does not have each of the 256 bytes as a piece"
+def _reasons(model: _Model) -> Iterator[tuple[str, Any]]:
+    """Yield each reason for which a model is refused, and whether it applies to this one."""
+    pieces, trainer, normalizer = model
+    yield "its model is not BPE", trainer.get(_MODEL_TYPE, 1) != _BPE
+    yield "it has no byte fallback", not trainer.get(_BYTE_FALLBACK, 0)
+    yield "it treats white space as a suffix", trainer.get(_WHITE_SPACE_AS_SUFFIX, 0)
+    yield "it normalizes characters", normalizer.get(_CHARACTER_MAP)
+    yield "it removes extra white space", normalizer.get(_REMOVE_WHITE_SPACE, 1)
+    yield "it does not mark spaces with ▁", not normalizer.get(_ESCAPE_WHITE_SPACE, 1)
+    yield "it has a piece twice", len({piece.text for piece in pieces}) < len(pieces)
+    is_unused = any(piece.type == _UNUSED for piece in pieces)
+    yield "it has unused pieces, which SentencePiece merges and takes apart again", is_unused
+    found = sorted(piece.text for piece in pieces if piece.type == _BYTE)
+    yield "it does not have each of the 256 bytes as a piece", found != sorted(f"<0x{byte:02X}>" for byte in range(256))
     # SentencePiece merges by the score of the result, gigatoken by the rank of a pair. The order is the same unless two
     # pieces have equal scores: then SentencePiece takes the leftmost.
     results = {left + right for left, right in _merges(model)}
     scores = [piece.score for piece in pieces if piece.text in results]
-    if len(set(scores)) < len(scores):
-        return "it has pieces of equal score"
+    yield "it has pieces of equal score", len(set(scores)) < len(scores)
     defined = [piece.text for piece in pieces if piece.type == _USER_DEFINED]
-    if defined and model.normalizer.get(_DUMMY_PREFIX, 1):
-        return "it has user-defined pieces and adds a dummy prefix"
-    if any(" " in text or "▁" in text for text in defined):
-        return "it has user-defined pieces with spaces"
-    return None
+    yield "it has user-defined pieces and adds a dummy prefix", defined and normalizer.get(_DUMMY_PREFIX, 1)
+    yield "it has user-defined pieces with spaces", any(" " in text or "▁" in text for text in defined)
 
 
 def model_config(model: bytes) -> dict[str, Any]:

@@ -6,7 +6,6 @@ every document. If a normalizer has changed the text, the reference library retu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.decoder import Decoder
-from tokenmill.engines.tokenizer import Tokenizer, sentencepiece_processor
+from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.text_batch import IntArray, TokenBatch
 
 __all__ = ["Aligner"]
@@ -65,27 +64,17 @@ class Aligner:
         places = np.array(spans, np.int64).reshape(-1, 2)
         return edges[places[:, 0]], edges[places[:, 1]]
 
-    @cached_property
-    def _reference_offsets(self) -> Callable[[str], tuple[list[int], list[tuple[int, int]]]]:
-        """A function that returns the ids of a text and their spans of characters, according to the reference."""
-        model = self._tokenizer.files[self._tokenizer.main_file]
+    def _reference_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a text and their spans of characters, according to the reference."""
         if self._tokenizer.kind == "sentencepiece":
-            processor: Any = sentencepiece_processor(model)
+            pieces = self._library.encode(text, out_type="immutable_proto").pieces
+            return [piece.id for piece in pieces], [(piece.begin, piece.end) for piece in pieces]
+        encoding = self._library.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
 
-            def ask_sentencepiece(text: str) -> tuple[list[int], list[tuple[int, int]]]:
-                pieces = processor.encode(text, out_type="immutable_proto").pieces
-                return [piece.id for piece in pieces], [(piece.begin, piece.end) for piece in pieces]
-
-            return ask_sentencepiece
-        from tokenmill.engines.huggingface import open_library
-
-        library = open_library(model, self._special_tokens)
-
-        def ask_tokenizers(text: str) -> tuple[list[int], list[tuple[int, int]]]:
-            encoding = library.encode(text, add_special_tokens=False)
-            return encoding.ids, encoding.offsets
-
-        return ask_tokenizers
+    @cached_property
+    def _library(self) -> Any:
+        return self._tokenizer.open_library(self._special_tokens)
 
 
 def _byte_edges(text: str) -> Places:

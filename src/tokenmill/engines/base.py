@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.text_batch import TokenBatch
 
 __all__ = ["Engine", "SpecialTokens"]
@@ -27,8 +28,14 @@ class Engine(Protocol):
     takes_packed: bool = False
     """Whether the engine encodes `PackedTexts` without creating a string for each text."""
 
+    uses_threads: bool = False
+    """Whether a reference may use the thread pool of its library."""
+
     memory_per_character: int
     """The memory for encoding one long text, in bytes per character at most."""
+
+    def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
+        """Load the tokenizer into the library."""
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
         """Encode each text; the batch has exactly `len(texts)` documents."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
-from tokenmill.engines.tokenizer import Tokenizer, sentencepiece_processor
+from tokenmill.engines.tokenizer import Tokenizer
 
 __all__ = ["Decoder", "byte_alphabet"]
 
@@ -64,11 +64,8 @@ class Decoder:
         """The vocabulary, read from the file because the library takes seconds to load a large one."""
         config = self._tokenizer.config
         vocab = config["model"]["vocab"]
-        pieces = (
-            {i: piece for piece, i in vocab.items()}
-            if isinstance(vocab, dict)
-            else dict(enumerate(next(zip(*vocab, strict=True))))
-        )
+        numbered = vocab.items() if isinstance(vocab, dict) else ((piece[0], i) for i, piece in enumerate(vocab))
+        pieces = {i: piece for piece, i in numbered}
         return pieces | {token["id"]: token["content"] for token in config.get("added_tokens") or []}
 
     @cached_property
@@ -77,16 +74,7 @@ class Decoder:
 
     @cached_property
     def _library(self) -> Any:
-        tokenizer = self._tokenizer
-        if tokenizer.kind == "sentencepiece":
-            return sentencepiece_processor(tokenizer.files[tokenizer.main_file])
-        if tokenizer.kind == "tiktoken":
-            from tokenmill.engines.tiktoken import open_encoding
-
-            return open_encoding(tokenizer)
-        import tokenizers
-
-        return tokenizers.Tokenizer.from_buffer(tokenizer.files[tokenizer.main_file])
+        return self._tokenizer.open_library()
 
 
 def _piece_bytes(piece: str) -> bytes:

@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -50,12 +51,10 @@ class GigatokenEngine(Engine):
     name = "gigatoken"
     memory_per_character = 16
 
-    def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens, reference: Callable[[], Engine]) -> None:
+    def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
+        self._tokenizer, self._special_tokens = tokenizer, special_tokens
         self._load = _loader(tokenizer, special_tokens)
         self._backend = self._load()
-        self._make_reference = reference
-        self._reference: Engine | None = None
-        self._vocab_size = tokenizer.vocab_size
         self._disputes = _dispute_filter(tokenizer, self._backend)
         is_by_words = tokenizer.kind == "tiktoken" or (
             tokenizer.kind == "huggingface" and not tokenizer.config["model"].get("byte_fallback")
@@ -65,12 +64,9 @@ class GigatokenEngine(Engine):
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
         """Encode each text, and encode it again with the reference if the two may differ."""
+        source = _buffer(texts) if isinstance(texts, PackedTexts) and self.takes_packed else list(texts)
         try:
-            if isinstance(texts, PackedTexts) and self.takes_packed:
-                encoded = self._backend.encode_batch(_buffer(texts), parallel=False)
-            else:
-                strings = texts if isinstance(texts, list) else list(texts)
-                encoded = self._backend.encode_batch(strings, parallel=False)
+            encoded = self._backend.encode_batch(source, parallel=False)
         except (Exception, KeyboardInterrupt, SystemExit):
             raise
         except BaseException:
@@ -79,9 +75,9 @@ class GigatokenEngine(Engine):
             self.num_rerouted += len(texts)
             return self.reference.encode(texts)
         batch = _flatten(encoded)
-        if self._vocab_size <= 1 << 16:
+        if self._tokenizer.vocab_size <= 1 << 16:
             # In two bytes, so that later steps read half as much memory.
-            check_range(batch.ids, self._vocab_size)
+            check_range(batch.ids, self._tokenizer.vocab_size)
             batch.ids = batch.ids.astype(np.uint16)
         if len(batch) != len(texts):
             if isinstance(texts, PackedTexts):
@@ -94,12 +90,12 @@ class GigatokenEngine(Engine):
         """Cut between words: every split pattern that this engine knows starts one there."""
         return cut_between_words(text, size) if self._cuts_words else [text]
 
-    @property
+    @cached_property
     def reference(self) -> Engine:
         """The reference engine, which is loaded for the first document that needs it."""
-        if self._reference is None:
-            self._reference = self._make_reference()
-        return self._reference
+        from tokenmill.engines import REFERENCES, create
+
+        return create(REFERENCES[self._tokenizer.kind], self._tokenizer, self._special_tokens)
 
     def recycle(self) -> None:
         """Drop the cache of words, which grows without bound on high-entropy text."""
@@ -154,25 +150,15 @@ def _splits_buffers(backend: Any) -> bool:
 def _flatten(encoded: Any) -> TokenBatch:
     if not isinstance(encoded, _Rows):
         return TokenBatch(np.asarray(encoded.layout.content.data), np.asarray(encoded.layout.offsets.data))
-    offsets = np.zeros(len(encoded.lengths) + 1, np.int64)
-    np.cumsum(encoded.lengths, out=offsets[1:])
-    return TokenBatch(encoded.ids, offsets)
+    return TokenBatch(encoded.ids, np.append(0, np.cumsum(encoded.lengths, dtype=np.int64)))
 
 
 def _replace_documents(batch: TokenBatch, which: list[int], replacement: TokenBatch) -> TokenBatch:
-    """Replace the documents `which`, in ascending order, by those of another batch."""
-    lengths = np.diff(batch.offsets)
-    lengths[which] = np.diff(replacement.offsets)
-    pieces = []
-    done = 0
-    for number, document in enumerate(which):
-        pieces.append(batch.ids[batch.offsets[done] : batch.offsets[document]])
-        pieces.append(replacement.ids[replacement.offsets[number] : replacement.offsets[number + 1]])
-        done = document + 1
-    pieces.append(batch.ids[batch.offsets[done] :])
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return TokenBatch(np.concatenate(pieces), offsets)
+    """Replace the documents `which` by those of another batch."""
+    documents = np.split(batch.ids, batch.offsets[1:-1])
+    for number, ids in zip(which, np.split(replacement.ids, replacement.offsets[1:-1]), strict=True):
+        documents[number] = ids
+    return TokenBatch(np.concatenate(documents), np.cumsum([0, *map(len, documents)]))
 
 
 def _dispute_filter(tokenizer: Tokenizer, backend: Any) -> DisputeFilter | None:

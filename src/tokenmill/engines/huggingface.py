@@ -18,26 +18,26 @@ __all__ = ["HuggingFaceEngine", "open_library"]
 class HuggingFaceEngine(Engine):
     """Encodes with `tokenizers`.
 
-    `threads` lets the library use its own thread pool. Workers do not: there is one worker per core already, and the
-    pool does not survive a fork.
+    Workers do not use the library's thread pool: there is one worker per core already, and the pool does not survive a
+    fork.
     """
 
     name = "huggingface"
     memory_per_character = 130
 
-    def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens, *, threads: bool = False) -> None:
-        self._parallelism = "true" if threads else "false"
+    def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
         try:
-            self._backend = open_library(tokenizer.files[tokenizer.main_file], special_tokens)
+            self._backend = tokenizer.open_library(special_tokens)
         except Exception as error:
             raise DataError(tokenizer.name, f"tokenizer.json cannot be loaded: {error}") from None
         self._splits_words = splits_words(tokenizer)
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
         """Encode each text without the special tokens of the post-processor."""
-        if os.environ.get("TOKENIZERS_PARALLELISM") != self._parallelism:
+        parallelism = "true" if self.uses_threads else "false"
+        if os.environ.get("TOKENIZERS_PARALLELISM") != parallelism:
             # The library reads the environment at every call, and another engine may have changed it.
-            os.environ["TOKENIZERS_PARALLELISM"] = self._parallelism
+            os.environ["TOKENIZERS_PARALLELISM"] = parallelism
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return TokenBatch.from_lists([encoding.ids for encoding in encodings])
 
@@ -46,7 +46,7 @@ class HuggingFaceEngine(Engine):
         return cut_between_words(text, size) if self._splits_words else [text]
 
 
-def open_library(data: bytes, special_tokens: SpecialTokens) -> Any:
+def open_library(data: bytes, special_tokens: str) -> Any:
     """Load a `tokenizer.json` into `tokenizers`, without its truncation and padding."""
     import tokenizers
 

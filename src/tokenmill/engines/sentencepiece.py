@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenmill.engines.base import Engine
-from tokenmill.engines.tokenizer import Tokenizer, sentencepiece_processor
+from tokenmill.engines.base import Engine, SpecialTokens
+from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.text_batch import TokenBatch
 
 __all__ = ["SentencePieceEngine"]
@@ -20,8 +20,8 @@ class SentencePieceEngine(Engine):
     name = "sentencepiece"
     memory_per_character = 100
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._processor = sentencepiece_processor(tokenizer.files[tokenizer.main_file])
+    def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
+        self._processor = tokenizer.open_library()
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
         """Encode each text. Control pieces such as `<s>` in a text are plain text."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -36,14 +38,13 @@ class TiktokenEngine(Engine):
     memory_per_character = 60
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
-        self._encoding = open_encoding(tokenizer)
-        self._as_text = special_tokens == "as-text"
+        encoding = tokenizer.open_library()
+        as_tokens = partial(encoding.encode, allowed_special="all")
+        self._encode = encoding.encode_ordinary if special_tokens == "as-text" else as_tokens
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
         """Encode each text, with special-token strings as text or as tokens."""
-        if self._as_text:
-            return TokenBatch.from_lists([self._encoding.encode_ordinary(text) for text in texts])
-        return TokenBatch.from_lists([self._encoding.encode(text, allowed_special="all") for text in texts])
+        return TokenBatch.from_lists([self._encode(text) for text in texts])
 
 
 def load_named(name: str) -> Tokenizer:
@@ -62,8 +63,7 @@ def load_named(name: str) -> Tokenizer:
             f"a folder that has it, or pass a {name}.tiktoken file"
         ) from None
     definition = EncodingDefinition(name, encoding._pat_str, dict(encoding._special_tokens))
-    files = {f"{name}.tiktoken": _dump_ranks(encoding._mergeable_ranks)}
-    return _tokenizer(name, f"{name}.tiktoken", files, definition)
+    return _tokenizer(name, f"{name}.tiktoken", _dump_ranks(encoding._mergeable_ranks), definition)
 
 
 def load_ranks(name: str, main_file: str, files: dict[str, bytes]) -> Tokenizer:
@@ -72,28 +72,23 @@ def load_ranks(name: str, main_file: str, files: dict[str, bytes]) -> Tokenizer:
         definition = msgspec.json.decode(files["tiktoken.json"], type=EncodingDefinition)
     else:
         definition = _published_definition(main_file, files[main_file])
-    return _tokenizer(name, main_file, files, definition)
+    return _tokenizer(name, main_file, files[main_file], definition)
 
 
-def _tokenizer(name: str, main_file: str, files: dict[str, bytes], definition: EncodingDefinition) -> Tokenizer:
-    files = {main_file: files[main_file], "tiktoken.json": msgspec.json.encode(definition)}
-    encoding = _encoding(files, main_file)
+def _tokenizer(name: str, main_file: str, ranks: bytes, definition: EncodingDefinition) -> Tokenizer:
+    files = {main_file: ranks, "tiktoken.json": msgspec.json.encode(definition)}
     specials = definition.special_tokens
-    eos = specials.get("<|endoftext|>")
-    return Tokenizer(name, "tiktoken", main_file, files, encoding.n_vocab, specials, None, eos, False)
+    tokenizer = Tokenizer(name, "tiktoken", main_file, files, 0, specials, None, specials.get("<|endoftext|>"), False)
+    return replace(tokenizer, vocab_size=open_encoding(tokenizer).n_vocab)
 
 
 def open_encoding(tokenizer: Tokenizer) -> Any:
     """Load a tokenizer into tiktoken."""
-    return _encoding(tokenizer.files, tokenizer.main_file)
-
-
-def _encoding(files: Mapping[str, bytes], main_file: str) -> Any:
-    definition = msgspec.json.decode(files["tiktoken.json"], type=EncodingDefinition)
+    definition = msgspec.json.decode(tokenizer.files["tiktoken.json"], type=EncodingDefinition)
     return _import_tiktoken().Encoding(
         name=definition.name,
         pat_str=definition.pattern,
-        mergeable_ranks=_parse_ranks(main_file, files[main_file]),
+        mergeable_ranks=_parse_ranks(tokenizer.main_file, tokenizer.files[tokenizer.main_file]),
         special_tokens=definition.special_tokens,
     )
 

@@ -72,10 +72,8 @@ class Tokenizer:
     @property
     def named_tokens(self) -> dict[str, str]:
         """The special tokens by the names that templates use, such as `bos_token`."""
-        settings = _side_settings(self.files)
-        found = {name: value for name, value in settings.items() if name.endswith("_token")}
-        plain = {name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()}
-        return {name: value for name, value in plain.items() if isinstance(value, str)}
+        settings = _side_settings(self.files).items()
+        return {name: value for name, value in settings if name.endswith("_token") and isinstance(value, str)}
 
     def save(self, folder: Path) -> None:
         """Write the files of the tokenizer that are not there yet, so that a store is self-contained."""
@@ -107,10 +105,23 @@ class Tokenizer:
                 return vocab.get(token)
             return next((i for i, piece in enumerate(vocab) if piece[0] == token), None)
         if self.kind == "sentencepiece":
-            processor = sentencepiece_processor(self.files[self.main_file])
+            processor = self.open_library()
             found = int(processor.piece_to_id(token))
             return found if processor.id_to_piece(found) == token else None
         return None
+
+    def open_library(self, special_tokens: str = "as-text") -> Any:
+        """Load the tokenizer into its reference library."""
+        model = self.files[self.main_file]
+        if self.kind == "sentencepiece":
+            return _open_sentencepiece(model)
+        if self.kind == "tiktoken":
+            from tokenmill.engines.tiktoken import open_encoding
+
+            return open_encoding(self)
+        from tokenmill.engines.huggingface import open_library
+
+        return open_library(model, special_tokens)
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
@@ -221,7 +232,7 @@ def _from_huggingface(name: str, path: Path, files: dict[str, bytes]) -> Tokeniz
 
 
 def _from_sentencepiece(name: str, main_file: str, files: dict[str, bytes]) -> Tokenizer:
-    processor = sentencepiece_processor(files[main_file], main_file)
+    processor = _open_sentencepiece(files[main_file], main_file)
     size = int(processor.vocab_size())
     specials = {processor.id_to_piece(i): i for i in range(size) if processor.is_control(i)}
     bos, eos = (i if i >= 0 else None for i in (int(processor.bos_id()), int(processor.eos_id())))
@@ -230,8 +241,7 @@ def _from_sentencepiece(name: str, main_file: str, files: dict[str, bytes]) -> T
     return Tokenizer(name, "sentencepiece", "tokenizer.model", files, size, specials, bos, eos, adds_bos)
 
 
-def sentencepiece_processor(model: bytes, file: str = "tokenizer.model") -> Any:
-    """Load a `.model` into the sentencepiece library."""
+def _open_sentencepiece(model: bytes, file: str = "tokenizer.model") -> Any:
     try:
         import sentencepiece
     except ImportError:
@@ -250,9 +260,9 @@ def _side_settings(files: Mapping[str, bytes]) -> dict[str, Any]:
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if name in files:
             merged.update({k: v for k, v in _parse_json(name, files[name]).items() if v is not None})
-    for key in ("bos_token", "eos_token"):
-        if isinstance(merged.get(key), dict):
-            merged[key] = merged[key].get("content")
+    for key, value in merged.items():
+        if key.endswith("_token") and isinstance(value, dict):
+            merged[key] = value.get("content")
     return merged
 
 
