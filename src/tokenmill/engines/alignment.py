@@ -17,7 +17,7 @@ from tokenmill.engines.decoder import Decoder
 from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.text_batch import IntArray, TokenBatch
 
-__all__ = ["Aligner"]
+__all__ = ["Aligner", "Places", "count_bytes"]
 
 Places = npt.NDArray[np.int64]
 
@@ -40,8 +40,7 @@ class Aligner:
         edges = np.concatenate([[0], ends])[batch.offsets]
         stops = ends - np.repeat(edges[:-1], np.diff(batch.offsets))
         starts = stops - lengths
-        sizes = np.array([len(text) if text.isascii() else len(text.encode()) for text in texts], np.int64)
-        doubtful = np.diff(edges) != sizes
+        doubtful = np.diff(edges) != count_bytes(texts)
         if self._normalizes:
             doubtful |= [not text.isascii() for text in texts]
         for number in np.flatnonzero(doubtful).tolist():
@@ -75,6 +74,11 @@ class Aligner:
     @cached_property
     def _library(self) -> Any:
         return self._tokenizer.open_library(self._special_tokens)
+
+
+def count_bytes(texts: list[str]) -> Places:
+    """Count the bytes of each text in UTF-8."""
+    return np.array([len(text) if text.isascii() else len(text.encode()) for text in texts], np.int64)
 
 
 def _byte_edges(text: str) -> Places:

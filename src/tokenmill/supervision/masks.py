@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.engines.alignment import Aligner, Places
+from tokenmill.engines.alignment import Aligner, Places, count_bytes
 from tokenmill.text_batch import IntArray, TokenBatch, Trained
 
 __all__ = ["Assembled", "Weights", "assemble", "weigh_tokens"]
@@ -31,10 +31,9 @@ def weigh_tokens(texts: list[str], trained: list[Trained], batch: TokenBatch, al
     """Return the loss weight of each token of a batch, 0 if it is not trained on."""
     starts, stops = aligner.align(texts, batch)
     # Treat the documents as one text: shift each place by the bytes of the documents before it.
-    sizes = np.array([len(text) if text.isascii() else len(text.encode()) for text in texts], np.int64)
+    sizes = count_bytes(texts)
     bases = np.cumsum(sizes) - sizes
-    counts = np.diff(batch.offsets)
-    shifts = np.repeat(bases, counts)
+    shifts = np.repeat(bases, np.diff(batch.offsets))
     starts, stops = starts + shifts, stops + shifts
     begins, ends, weights = _spans_in_bytes(texts, trained, bases.tolist())
     first = np.searchsorted(stops, begins, "right")
@@ -47,16 +46,14 @@ def weigh_tokens(texts: list[str], trained: list[Trained], batch: TokenBatch, al
 
 
 def _spans_in_bytes(texts: list[str], trained: list[Trained], bases: list[int]) -> tuple[Places, Places, Weights]:
-    begins: list[int] = []
-    ends: list[int] = []
-    weights: list[float] = []
+    spans: list[tuple[int, int, float]] = []
     for text, example, base in zip(texts, trained, bases, strict=True):
         is_ascii = text.isascii()
         for start, stop, weight in example.spans:
             begin = start if is_ascii else len(text[:start].encode())
-            begins.append(base + begin)
-            ends.append(base + (stop if is_ascii else begin + len(text[start:stop].encode())))
-            weights.append(weight)
+            end = stop if is_ascii else begin + len(text[start:stop].encode())
+            spans.append((base + begin, base + end, weight))
+    begins, ends, weights = zip(*spans, strict=True) if spans else ((), (), ())
     return np.array(begins, np.int64), np.array(ends, np.int64), np.array(weights, np.float32)
 
 

@@ -21,6 +21,8 @@ __all__ = ["Renderer", "has_specials"]
 
 FIELD = re.compile(r"\{(prompt|response)\}")
 Example = tuple[str, Trained]
+Spans = list[tuple[int, int, float]]
+"""Start and stop in the text, and the loss weight."""
 
 
 def has_specials(supervision: Supervision, tokenizer: Tokenizer) -> bool:
@@ -36,17 +38,10 @@ class Renderer:
     def __init__(
         self, supervision: Supervision, tokenizer: Tokenizer, *, check_specials: bool, max_bytes: int = 1 << 62
     ) -> None:
-        self._keys = supervision.keys
-        self._max_bytes = max_bytes
-        self._specials = re.compile("|".join(map(re.escape, tokenizer.special_tokens)) or "(?!)")
-        self._check_specials = check_specials
-        self._messages = _index(supervision, supervision.messages_key)
-        self._tools = self._messages + 1 if self._messages >= 0 else -1
-        self._prompt = _index(supervision, supervision.prompt_key)
-        self._response = _index(supervision, supervision.response_key)
-        self._weight = _index(supervision, supervision.weight_key)
-        self._ends_messages = supervision.ends_messages
-        self._weight_name = (supervision.weight_key or "").rpartition(".")[2]
+        self._options, self._keys = supervision, supervision.keys
+        self._tools_key, self._max_bytes = supervision.tools_key, max_bytes
+        known = "|".join(map(re.escape, tokenizer.special_tokens))
+        self._specials = re.compile(known if known and check_specials else "(?!)")
         self._pieces = split_template(supervision.template)
         self.num_characters = self.num_trained = self.num_untrained = 0
         self._chat: ChatTemplate | None = None
@@ -70,43 +65,41 @@ class Renderer:
         return batch
 
     def _render(self, record: tuple[Any, ...]) -> Example | Refusal:
-        weight, spans = 1.0, None
-        if self._weight >= 0:
-            given = _read_weight(record[self._weight], self._keys[self._weight])
-            if isinstance(given, Refusal):
-                return given
-            weight, spans = given
-        if self._messages >= 0 and record[self._messages] is not None:
-            example = self._render_messages(record[self._messages], record[self._tools], weight, spans)
-        elif self._prompt >= 0:
-            example = self._render_pair(record[self._prompt], record[self._response], weight, spans)
+        options, fields = self._options, dict(zip(self._keys, record, strict=True))
+        given = _read_weight(fields.get(options.weight_key or ""), options.weight_key)
+        if isinstance(given, Refusal):
+            return given
+        messages = fields.get(options.messages_key or "")
+        if messages is not None:
+            example = self._render_messages(messages, fields[self._tools_key or ""], *given)
+        elif options.prompt_key is not None:
+            example = self._render_pair(fields, *given)
         else:
-            return Refusal("missing-field", f"no field {self._keys[self._messages]!r}, or it is null")
+            return Refusal("missing-field", f"no field {options.messages_key!r}, or it is null")
         if isinstance(example, Refusal):
             return example
-        self.num_characters += len(example[0])
-        self.num_trained += sum(stop - start for start, stop, _ in example[1].spans)
-        if not example[1].spans:
+        text, trained = example
+        self.num_characters += len(text)
+        self.num_trained += sum(stop - start for start, stop, _ in trained.spans)
+        if not trained.spans:
             self.num_untrained += 1
             return Refusal("untrained", "no token of it would be trained on: it has no response, or no assistant turn")
-        if len(example[0]) * 4 > self._max_bytes and len(example[0].encode()) > self._max_bytes:
+        if len(text) * 4 > self._max_bytes and len(text.encode()) > self._max_bytes:
             return Refusal("too-long", f"its text has more bytes than --max-document-bytes {self._max_bytes:,}")
         return example
 
-    def _render_pair(
-        self, prompt: Any, response: Any, weight: float, spans: list[tuple[int, int, float]] | None
-    ) -> Example | Refusal:
-        for key, value in ((self._prompt, prompt), (self._response, response)):
+    def _render_pair(self, fields: dict[str, Any], weight: float, spans: Spans | None) -> Example | Refusal:
+        values = {}
+        for name, key in (("prompt", self._options.prompt_key), ("response", self._options.response_key)):
+            values[name] = value = fields[key or ""]
+            if value is None:
+                return Refusal("missing-field", f"field {key!r} is missing or null")
             if type(value) is not str:
-                what = "is missing or null" if value is None else "is not a string"
-                return Refusal(
-                    "missing-field" if value is None else "not-a-string", f"field {self._keys[key]!r} {what}"
-                )
-        if refusal := self._refuse_strings((prompt, response)):
+                return Refusal("not-a-string", f"field {key!r} is not a string")
+        if refusal := self._refuse_strings(values.values()):
             return refusal
-        values = {"prompt": prompt, "response": response}
         text = ""
-        trained: list[tuple[int, int, float]] = []
+        trained: Spans = []
         for number, piece in enumerate(self._pieces):
             value = values[piece] if number % 2 else piece
             if number % 2 and piece == "response":
@@ -114,13 +107,11 @@ class Renderer:
             text += value
         return text, Trained(trained, True)
 
-    def _render_messages(
-        self, messages: Any, tools: Any, weight: float, spans: list[tuple[int, int, float]] | None
-    ) -> Example | Refusal:
+    def _render_messages(self, messages: Any, tools: Any, weight: float, spans: Spans | None) -> Example | Refusal:
         assert self._chat is not None
         if spans is not None:
             return Refusal("bad-weight", "spans of characters are for responses; give messages one number, or one each")
-        weights = self._take_weights(messages) if self._weight >= 0 else None
+        weights = _take_weights(messages, self._options.weight_key)
         if isinstance(weights, Refusal):
             return weights
         plain = read_plain(messages) if type(messages) is list and messages else None
@@ -133,30 +124,16 @@ class Renderer:
         if isinstance(rendered, Refusal):
             return rendered
         text, turns = rendered
-        found = [
-            (turn.start, turn.stop, weight * (weights[turn.message] if weights else 1.0))
-            for turn in turns
-            if turn.stop > turn.start
-        ]
-        return text, Trained([span for span in found if span[2] > 0], self._ends_messages)
-
-    def _take_weights(self, messages: Any) -> list[float] | Refusal:
-        """Remove and return the weight of each message, as in OpenAI's fine-tuning format; the default is 1."""
-        weights = []
-        for message in messages if isinstance(messages, list) else []:
-            value = message.pop(self._weight_name, None) if isinstance(message, dict) else None
-            given = _read_weight(value, self._weight_name)
-            if isinstance(given, Refusal):
-                return given
-            weights.append(given[0])
-        return weights
+        found = [(turn.start, turn.stop, weight * (weights[turn.message] if weights else 1.0)) for turn in turns]
+        trained = [(start, stop, own) for start, stop, own in found if stop > start and own > 0]
+        return text, Trained(trained, self._options.ends_messages)
 
     def _refuse_strings(self, strings: Iterable[str]) -> Refusal | None:
         """Refuse strings that contain special tokens or the private characters that the renderer uses as marks."""
         joined = "\0".join(strings)
         if not joined.isascii() and (mark := MARKS.search(joined)):
             return Refusal("private-character", f"it has the private character U+{ord(mark.group()):04X}")
-        if self._check_specials and (found := self._specials.search(joined)):
+        if found := self._specials.search(joined):
             detail = f"its own text has the special token {found.group()!r}; allow it with --special-tokens parse"
             return Refusal("special-token", shorten(detail))
         return None
@@ -205,7 +182,20 @@ def _collect_strings(value: Any, found: list[str]) -> None:
             _collect_strings(inner, found)
 
 
-def _read_weight(value: Any, key: str) -> tuple[float, list[tuple[int, int, float]] | None] | Refusal:
+def _take_weights(messages: Any, key: str | None) -> list[float] | Refusal:
+    """Remove and return the weight of each message, as in OpenAI's fine-tuning format; the default is 1."""
+    weights: list[float] = []
+    name = (key or "").rpartition(".")[2]
+    for message in messages if name and isinstance(messages, list) else []:
+        value = message.pop(name, None) if isinstance(message, dict) else None
+        given = _read_weight(value, name)
+        if isinstance(given, Refusal):
+            return given
+        weights.append(given[0])
+    return weights
+
+
+def _read_weight(value: Any, key: str | None) -> tuple[float, Spans | None] | Refusal:
     """Read one weight for the record, or a weight for each of several spans of the response; the default is 1."""
     if value is None:
         return 1.0, None
@@ -217,23 +207,19 @@ def _read_weight(value: Any, key: str) -> tuple[float, list[tuple[int, int, floa
             return 1.0, sorted(spans)
     except (TypeError, ValueError):
         pass
-    return Refusal(
-        "bad-weight",
-        shorten(f"field {key!r} is {value!r}; expected a number from 0 to 65,504, or [start, stop, number]s"),
-    )
+    expected = "expected a number from 0 to 65,504, or [start, stop, number]s"
+    return Refusal("bad-weight", shorten(f"field {key!r} is {value!r}; {expected}"))
 
 
 def _is_weight(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 65_504
 
 
-def _response_spans(
-    start: int, length: int, weight: float, spans: list[tuple[int, int, float]] | None
-) -> list[tuple[int, int, float]]:
+def _response_spans(start: int, length: int, weight: float, spans: Spans | None) -> Spans:
     """Return the trained spans of a response. Spans are clipped to it, and characters between them have weight 1."""
     if spans is None:
         return [(start, start + length, weight)] if weight > 0 and length else []
-    found: list[tuple[int, int, float]] = []
+    found: Spans = []
     done = 0
     for first, stop, own in [*spans, (length, length, 0.0)]:
         first, stop = max(done, min(first, length)), min(stop, length)
@@ -243,10 +229,6 @@ def _response_spans(
             found.append((start + first, start + stop, own))
         done = max(done, stop)
     return found
-
-
-def _index(supervision: Supervision, key: str | None) -> int:
-    return -1 if key is None else supervision.keys.index(key)
 
 
 def _constants(tokenizer: Tokenizer) -> dict[str, str]:
