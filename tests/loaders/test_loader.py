@@ -20,7 +20,7 @@ import xxhash
 import tokenmill as tm
 from tests.support.stores import collect, make_documents, make_store
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.filling import cover
+from tokenmill.filling import kernels
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.loaders import base
 from tokenmill.loaders._world import ENVIRONMENTS, find_rank
@@ -318,7 +318,7 @@ def test_positions_are_the_same_however_many_are_filled_at_once(
         return [(batch.positions.tolist(), batch.segment_ids.tolist()) for batch in batches]
 
     expected = fill()
-    monkeypatch.setattr(cover, "TOKENS_AT_ONCE", most)
+    monkeypatch.setattr(kernels, "TOKENS_AT_ONCE", most)
     assert fill() == expected
     rows = [row for batch in expected for row in zip(*batch, strict=True)]
     for positions, ids in rows:

@@ -13,10 +13,7 @@ import numpy.typing as npt
 from tokenmill.dataset.rows import PADDING, Integers, Segments, join_segments
 from tokenmill.filling import kernels
 
-__all__ = ["TOKENS_AT_ONCE", "Cover"]
-
-TOKENS_AT_ONCE = 1 << 16
-"""A few arrays of this many values stay in the second-level cache, and two bytes count this far."""
+__all__ = ["Cover"]
 
 
 class Cover:
@@ -133,7 +130,7 @@ class Cover:
 
 
 def _rows_at_once(seq_len: int) -> int:
-    return max(1, TOKENS_AT_ONCE // seq_len)
+    return max(1, kernels.TOKENS_AT_ONCE // seq_len)
 
 
 def _narrow(values: Integers) -> npt.NDArray[Any]:

@@ -107,13 +107,11 @@ class Chunk:
         of_targets: Array = values[1]
         return of_targets
 
-    @property
+    @cached_property
     def cover(self) -> Cover:
         """The documents of all rows that were resolved together."""
-        return self._cover if self._whole is None else self._whole.cover
-
-    @cached_property
-    def _cover(self) -> Cover:
+        if self._whole is not None:
+            return self._whole.cover
         parts = [
             (np.arange(self.stop) if resolved.at is None else resolved.at, resolved.rows.segments(resolved.numbers))
             for resolved in self._resolved

@@ -25,7 +25,7 @@ except ImportError:
 if os.environ.get("TOKENMILL_COMPILED") == "0" or sys.byteorder != "little":
     compiled = None  # type: ignore[assignment]
 
-__all__ = ["COPIED", "check_range", "compiled", "contiguous", "pieced"]
+__all__ = ["COPIED", "TOKENS_AT_ONCE", "check_range", "compiled", "contiguous", "pieced"]
 
 COPIED = {(np.dtype(stored), np.dtype(given)) for stored in (np.uint16, np.int32) for given in (np.int64, np.int32)}
 """The types of stored tokens and of batches that the loops in C copy between."""
@@ -34,7 +34,7 @@ LONG_ROW = 8192
 STRIP = 128
 """Tokens of a long piece that are copied at once."""
 TOKENS_AT_ONCE = 1 << 16
-"""128 KB of two-byte tokens and 1 MB of batches: they stay in the second-level cache."""
+"""128 KB of two-byte tokens and 1 MB of batches stay in the second-level cache, and two bytes count this far."""
 
 Array = npt.NDArray[Any]
 

@@ -134,12 +134,4 @@ def map_parts(change: Callable[[Any, bool], Any], part: Any, is_ragged: bool = F
     return change(part, is_ragged)
 
 
-LAYOUTS: dict[str, Layout] = {
-    "xy": xy,
-    "hf": hf,
-    "sft": sft,
-    "megatron": megatron,
-    "torchtitan": torchtitan,
-    "olmo": olmo,
-    "maxtext": maxtext,
-}
+LAYOUTS: dict[str, Layout] = {layout.__name__: layout for layout in (xy, hf, sft, megatron, torchtitan, olmo, maxtext)}

@@ -63,9 +63,6 @@ class Loader:
     not add speed. A batch owns its memory, so it is safe to keep.
     """
 
-    _is_wrapped = False
-    """Whether batches have arrays of a framework other than numpy."""
-
     def __init__(
         self,
         rows: Rows,
@@ -152,13 +149,8 @@ class Loader:
         """
         self.seek(check_state(state, self.rows))
 
-    def get_state(self) -> dict[str, Any]:
-        """Do what `state_dict` does, under Grain's name."""
-        return self.state_dict()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Do what `load_state_dict` does, under Grain's name."""
-        self.load_state_dict(state)
+    # Grain's names.
+    get_state, set_state = state_dict, load_state_dict
 
     def seek(self, row: int) -> None:
         """Continue with a row number, counted over all epochs and ranks."""
@@ -201,17 +193,15 @@ class Loader:
     def _chunks(self, row: int) -> Iterator[list[Any]]:
         """Yield lists of batches from a row on; if rows come from a disk or a bucket, read the next ones ahead."""
         plan = self._plan(row)
-        disk = self._disk = _Disk(is_remote=self.rows.is_remote)
+        disk = self._disk = _Disk()
         coming: deque[Chunk] = deque()
         while chunk := coming.popleft() if coming else next(plan, None):
-            num_rows = chunk.stop - chunk.start
-            if disk.is_slow(num_rows) and self._is_settled:
-                known = len(coming)
-                coming.extend(itertools.islice(plan, CHUNKS_AHEAD - known))
-                for number in range(known, len(coming)):
-                    coming[number].will_need()
+            if self._is_settled and (self.rows.is_remote or disk.rows_left > 0):
+                for following in itertools.islice(plan, CHUNKS_AHEAD - len(coming)):
+                    following.will_need()
+                    coming.append(following)
             batches = self._deliver(chunk.fill(self._pool))
-            disk.observe(num_rows)
+            disk.observe(chunk.stop - chunk.start)
             # Keep no reference to a filled chunk, or its memory could not be reused.
             del chunk
             yield batches
@@ -236,13 +226,12 @@ class Loader:
             most_rows = min(RESOLVED_ROWS, RESOLVED_TOKENS // seq_len)
             num_batches = max(per_chunk, min(2 * num_batches, most_rows // batch_size))
 
-    def _resolve(self, row: int, num_batches: int) -> Chunk:
-        """Resolve this rank's rows of some global batches."""
+    def _resolve(self, row: int, num_batches: int, *, is_blank: bool = False) -> Chunk:
+        """Resolve this rank's rows of some global batches, or make blank rows instead."""
         firsts = row + np.arange(num_batches) * self.global_batch_size + self.rank * self.batch_size
         index = (firsts[:, None] + np.arange(self.batch_size)).reshape(-1)
-        return Chunk(
-            self.rows, index, batch_size=self.batch_size, document_mask=self._document_mask, limit=self._num_rows
-        )
+        limit = 0 if is_blank else self._num_rows
+        return Chunk(self.rows, index, batch_size=self.batch_size, document_mask=self._document_mask, limit=limit)
 
     def _num_left(self, row: int) -> int:
         """Count the batches that begin from a row on; while text is being tokenized, those whose rows exist."""
@@ -260,17 +249,16 @@ class Loader:
         count = len(chunk.inputs)
         if self._is_plain:
             arrays = self._wrap_tokens([*chunk.inputs, *chunk.targets])
-            wrap = self._wrap if self._is_wrapped else np.asarray  # a batch of numpy keeps no loader alive
-            return [Batch(arrays[number], arrays[count + number], chunk, number, wrap) for number in range(count)]
+            return [Batch(arrays[number], arrays[count + number], chunk, number, self._wrap) for number in range(count)]
         batches = (Batch(chunk.inputs[number], chunk.targets[number], chunk, number) for number in range(count))
-        arranged = [self._layout(batch) for batch in batches]
-        return [map_parts(self._wrap, parts) for parts in arranged] if self._is_wrapped else arranged
+        return [map_parts(self._wrap, self._layout(batch)) for batch in batches]
 
     def _wrap_tokens(self, arrays: list[npt.NDArray[Any]]) -> Sequence[Any]:
         """Turn inputs and targets into arrays of the framework."""
-        return arrays
+        return [self._wrap(array) for array in arrays]
 
-    def _wrap(self, part: Any, is_ragged: bool = False) -> Any:
+    @staticmethod  # so that a batch of numpy, which has this function, keeps no loader alive
+    def _wrap(part: Any, is_ragged: bool = False) -> Any:
         """Turn a part of a batch into an array of the framework; a part that is no array stays as it is."""
         return part
 
@@ -327,35 +315,32 @@ class _Disk:
     nothing is known, and for a while after such a fault.
     """
 
-    def __init__(self, *, is_remote: bool = False) -> None:
-        self._is_remote = is_remote
-        self._rows_left = FIRST_ROWS
+    def __init__(self) -> None:
+        self.rows_left = FIRST_ROWS
+        """Read ahead until this many more rows are filled."""
         self._rows_unseen = 0
-        self._num_faults = self._count()
+        self._num_faults = _count_faults()
         self._has_faulted = False
 
     @property
     def has_waited(self) -> bool:
         """Whether recent rows came from the disk."""
-        return self._has_faulted and self._rows_left > 0
-
-    def is_slow(self, num_rows: int) -> bool:
-        """Return whether to read ahead while this many rows are filled."""
-        self._rows_left -= num_rows
-        return self._is_remote or self._rows_left + num_rows > 0
+        return self._has_faulted and self.rows_left > 0
 
     def observe(self, num_rows: int) -> None:
         """Look for page faults while this many rows were filled; another thread may have caused them, too.
 
         As long as there are none, it looks only now and then.
         """
+        self.rows_left -= num_rows
         self._rows_unseen += num_rows
-        if self._rows_left <= 0 and self._rows_unseen < FIRST_ROWS:
+        if self.rows_left <= 0 and self._rows_unseen < FIRST_ROWS:
             return
-        num_faults = self._count()
+        num_faults = _count_faults()
         if num_faults - self._num_faults > self._rows_unseen // 8:
-            self._rows_left, self._has_faulted = SLOW_ROWS, True
+            self.rows_left, self._has_faulted = SLOW_ROWS, True
         self._num_faults, self._rows_unseen = num_faults, 0
 
-    def _count(self) -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+def _count_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

@@ -36,8 +36,6 @@ class JaxLoader(Loader):
     `cu_seqlens`, stay local to the process.
     """
 
-    _is_wrapped = True
-
     def __init__(
         self,
         rows: Rows,
@@ -77,9 +75,9 @@ class JaxLoader(Loader):
             # One call for all arrays costs half as much as one call for each.
             wrapped: Sequence[Any] = jax.device_put(arrays)
             return wrapped
-        return [self._wrap(array) for array in arrays]
+        return super()._wrap_tokens(arrays)
 
-    def _wrap(self, part: Any, is_ragged: bool = False) -> Any:
+    def _wrap(self, part: Any, is_ragged: bool = False) -> Any:  # type: ignore[override]
         if not isinstance(part, np.ndarray):
             return part
         # Without x64, JAX has no int64, and would narrow the array itself with a warning.

@@ -120,11 +120,7 @@ def _wrap(part: Any, is_ragged: bool = False) -> Any:
 class TfLoader(Loader):
     """The loader with tensors; `dataset` gives the same batches to `tf.data` and Keras."""
 
-    _is_wrapped = True
     _wrap = staticmethod(_wrap)
-
-    def _wrap_tokens(self, arrays: list[npt.NDArray[Any]]) -> list[Any]:
-        return [_wrap(array) for array in arrays]
 
     def dataset(self) -> Any:
         """Return the batches from the loader's place on, as a `tf.data.Dataset` of pairs `x, y` or of layout batches.
@@ -156,18 +152,16 @@ class TfLoader(Loader):
 
     def _chunk(self, row: int, num_batches: int, *, is_blank: bool = False) -> Chunk:
         """Fill some batches from a row on, fewer at the end, or blank ones that no one will use."""
-        if is_blank:
-            index, masked = np.zeros(num_batches * self.batch_size, np.int64), self._document_mask
-            blank = Chunk(self.rows, index, batch_size=self.batch_size, document_mask=masked, limit=0)
-            return blank.fill(self._pool)
-        return self._resolve(row, min(num_batches, self._num_left(row))).fill(self._pool)
+        count = num_batches if is_blank else min(num_batches, self._num_left(row))
+        return self._resolve(row, count, is_blank=is_blank).fill(self._pool)
 
     def _parts(self, chunk: Chunk) -> Any:
         """Return what TensorFlow gets of a chunk: all its batches stacked, or its only batch in the layout."""
         if self._is_plain:
             return chunk.inputs, chunk.targets
+        arranged = self._layout(Batch(chunk.inputs[0], chunk.targets[0], chunk, 0))
         # TensorFlow would take each item of a list for a part.
-        return map_parts(_as_array, self._layout(Batch(chunk.inputs[0], chunk.targets[0], chunk, 0)))
+        return map_parts(lambda part, _: np.asarray(part), arranged)
 
     def _spec(self, part: Any, is_ragged: bool) -> Any:
         """Return the type of a part, with the lengths that are equal in every batch."""
@@ -183,7 +177,3 @@ def _call(fill: Any, number: Any, specs: Any) -> Any:
     for part, spec in zip(parts, flat, strict=True):
         part.set_shape(spec.shape)
     return tf.nest.pack_sequence_as(specs, parts)
-
-
-def _as_array(part: Any, is_ragged: bool) -> npt.NDArray[Any]:
-    return np.asarray(part)

@@ -39,8 +39,6 @@ class TorchLoader(Loader):
     `num_workers` fills batches in processes of `torch.utils.data.DataLoader`, in the same order.
     """
 
-    _is_wrapped = True
-
     def __init__(
         self,
         rows: Rows,
@@ -66,20 +64,15 @@ class TorchLoader(Loader):
             return f"{self._num_workers} worker processes; pass num_workers=0"
         return super().bottleneck
 
-    def _wrap_tokens(self, arrays: list[npt.NDArray[Any]]) -> list[Any]:
-        return [self._wrap(array) for array in arrays]
-
-    def _wrap(self, part: Any, is_ragged: bool = False) -> Any:
-        if not isinstance(part, np.ndarray):
-            return part
-        tensor = torch.from_numpy(part)
-        if self._device is None or self._device.type == "cpu":
+    def _wrap(self, part: Any, is_ragged: bool = False) -> Any:  # type: ignore[override]
+        tensor = torch.from_numpy(part) if isinstance(part, np.ndarray) else part
+        if self._device is None or self._device.type == "cpu" or not isinstance(tensor, torch.Tensor):
             return tensor
         if not isinstance(self._pool, _PinnedPool):
             return tensor.to(self._device)
         with torch.cuda.device(self._device):
             moved = tensor.to(self._device, non_blocking=True)
-            self._pool.hold(part)
+            self._pool.hold(tensor)
         return moved
 
     def _chunks(self, row: int) -> Iterator[list[Any]]:
@@ -93,7 +86,7 @@ class TorchLoader(Loader):
                 batch_size=None,
                 num_workers=self._num_workers,
                 persistent_workers=self._persistent,
-                collate_fn=_identity,
+                collate_fn=TorchRows.collate_fn,
             )
         self._workers.dataset.start.fill_(row)
         batches = iter(self._workers)
@@ -105,7 +98,7 @@ class TorchLoader(Loader):
                 chunk.inputs, chunk.targets = np.stack([part.numpy()[None] for part in batch])
                 yield self._deliver(chunk)
             else:
-                yield [map_parts(self._wrap, map_parts(_as_numpy, batch))]
+                yield [map_parts(self._wrap, batch)]
             row += self.global_batch_size
 
 
@@ -143,26 +136,18 @@ def _find_device(device: Any) -> Any:
     return found
 
 
-def _identity(batch: Any) -> Any:
-    return batch
-
-
-def _as_numpy(part: Any, is_ragged: bool) -> Any:
-    return part.numpy() if isinstance(part, torch.Tensor) else part
-
-
 class _PinnedPool(BufferPool):
     """Page-locked memory, from which a device copies asynchronously; it is held until the copy is done."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
         super().__init__(dtype)
-        self._busy: list[tuple[Any, npt.NDArray[Any]]] = []
+        self._busy: list[tuple[Any, torch.Tensor]] = []
         self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """Return an array of pinned memory."""
         with self._lock:
-            self._busy = [(event, array) for event, array in self._busy if not event.query()]
+            self._busy = [(event, tensor) for event, tensor in self._busy if not event.query()]
         return super().take(shape)
 
     def _allocate(self, size: int) -> npt.NDArray[Any]:
@@ -170,12 +155,12 @@ class _PinnedPool(BufferPool):
         block: npt.NDArray[Any] = torch.empty(size, dtype=kind, pin_memory=True).numpy()
         return block
 
-    def hold(self, array: npt.NDArray[Any]) -> None:
-        """Keep an array until the copies that have been started are done."""
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Keep a tensor, and so its memory, until the copies that have been started are done."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         with self._lock:
-            self._busy.append((event, array))
+            self._busy.append((event, tensor))
 
 
 class TorchRows(Dataset[Any]):
@@ -207,6 +192,6 @@ class TorchRows(Dataset[Any]):
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     @staticmethod
-    def collate_fn(batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    def collate_fn(batch: Any) -> Any:
         """Return the batch, which is made already."""
         return batch
