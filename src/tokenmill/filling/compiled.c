@@ -1,11 +1,11 @@
 /* The inner loops of loading: mapped tokens into inputs and targets, and what follows from where documents start.
 
-   numpy does the same in gathering.py, joining.py and segments.py, in several passes over values that are too many for
-   the cache; here every value is written once. That is the only difference: tests compare the two, and where this
-   module was not compiled, numpy does the work.
+   numpy does the same in kernels.py and cover.py, in several passes over values that are too many for the cache; here
+   every value is written once. That is the only difference: tests compare the two, and where this module was not
+   compiled, numpy does the work.
 
-   Tokens are found by index: token i is at address (i + 1) * itemsize, as in `store/mapping.py`. Whoever calls makes
-   sure that the rows are mapped. Where values go is checked here. */
+   Tokens are found by index: token i is at address (i + 1) * itemsize, as in `store/mapping.py`. The caller makes sure
+   that the rows are mapped. Where values go is checked here. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -30,7 +30,7 @@
 
 /* Tokens that are still in the first-level cache when they are read a second time, for targets. */
 #define TILE 2048
-/* Of the next row or piece, so much is asked for in advance; the CPU notices by itself that the rest follows. */
+/* How much of the next row or piece is prefetched; the CPU prefetches the rest by itself. */
 #define AHEAD_BYTES 1024
 
 #define MAKE_WIDEN(NAME, FROM, TO)                                                                                     \
@@ -116,16 +116,18 @@ static void copy_stretch(Kind kind, int64_t index, char *inputs, char *targets, 
     }
 }
 
-/* Buffers of a call, let go of together. */
+/* Buffers of a call, released together. */
 typedef struct {
     Py_buffer views[8];
     int count;
 } Buffers;
 
-static void release(Buffers *buffers)
+/* Release the buffers of a call, and return its result: None, or NULL after an error. */
+static PyObject *finish(Buffers *buffers, int is_good)
 {
     while (buffers->count > 0)
         PyBuffer_Release(&buffers->views[--buffers->count]);
+    return is_good ? Py_NewRef(Py_None) : NULL;
 }
 
 static Py_buffer *borrow(Buffers *buffers, PyObject *object, const char *name, Py_ssize_t itemsize, int is_written)
@@ -152,38 +154,35 @@ typedef struct {
     const int64_t *places;
 } Rows;
 
-static int open_rows(Rows *rows, Buffers *buffers, Py_ssize_t from_bytes, Py_ssize_t count, PyObject *const *args)
+/* Borrow places, inputs and targets, and check that they have room for `count` rows. */
+static int open_rows(Rows *rows, Buffers *buffers, Py_ssize_t from_bytes, Py_ssize_t count, PyObject *const *objects)
 {
     Py_buffer *places = NULL, *inputs, *targets;
-    if (args[0] != Py_None && !(places = borrow(buffers, args[0], "places", 8, 0)))
-        return -1;
-    if (!(inputs = borrow(buffers, args[1], "inputs", 0, 1)) || !(targets = borrow(buffers, args[2], "targets", 0, 1)))
-        return -1;
+    if ((objects[0] != Py_None && !(places = borrow(buffers, objects[0], "places", 8, 0))) ||
+        !(inputs = borrow(buffers, objects[1], "inputs", 0, 1)) ||
+        !(targets = borrow(buffers, objects[2], "targets", 0, 1)))
+        return 0;
     if (inputs->ndim != 2 || targets->ndim != 2 || inputs->itemsize != targets->itemsize ||
         inputs->shape[0] != targets->shape[0] || inputs->shape[1] != targets->shape[1]) {
         PyErr_SetString(PyExc_ValueError, "inputs and targets are not rows of one shape and type");
-        return -1;
+        return 0;
     }
     if ((from_bytes != 2 && from_bytes != 4) || (inputs->itemsize != 4 && inputs->itemsize != 8)) {
         PyErr_Format(PyExc_ValueError, "tokens of %zd bytes do not become values of %zd", from_bytes, inputs->itemsize);
-        return -1;
+        return 0;
     }
-    rows->kind = (Kind){from_bytes, inputs->itemsize};
-    rows->inputs = inputs->buf;
-    rows->targets = targets->buf;
-    rows->num_rows = inputs->shape[0];
-    rows->seq_len = inputs->shape[1];
-    rows->places = places ? places->buf : NULL;
+    *rows = (Rows){{from_bytes, inputs->itemsize}, inputs->buf, targets->buf, inputs->shape[0], inputs->shape[1],
+                   places ? places->buf : NULL};
     if (places ? length_of(places) != count : count > rows->num_rows) {
         PyErr_Format(PyExc_ValueError, "there is no place for %zd rows", count);
-        return -1;
+        return 0;
     }
     for (Py_ssize_t i = 0; places && i < count; i++)
         if (rows->places[i] < 0 || rows->places[i] >= rows->num_rows) {
             PyErr_Format(PyExc_IndexError, "row %lld is not among %zd", (long long)rows->places[i], rows->num_rows);
-            return -1;
+            return 0;
         }
-    return 0;
+    return 1;
 }
 
 static Py_ssize_t offset_of(const Rows *rows, Py_ssize_t number)
@@ -192,31 +191,21 @@ static Py_ssize_t offset_of(const Rows *rows, Py_ssize_t number)
     return place * rows->seq_len * rows->kind.to_bytes;
 }
 
-static int expect(Py_ssize_t count, Py_ssize_t expected, const char *name)
-{
-    if (count == expected)
-        return 0;
-    PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", name, expected, count);
-    return -1;
-}
-
 PyDoc_STRVAR(copy_rows_doc, "copy_rows(indices, itemsize, places, inputs, targets)\n--\n\n"
-                            "Copy rows that lie in one stretch each, with the target of the last token behind them.");
+                            "Copy rows that lie in one stretch each, with the target of the last token after them.");
 
-static PyObject *copy_rows(PyObject *module, PyObject *const *args, Py_ssize_t count)
+static PyObject *copy_rows(PyObject *module, PyObject *args)
 {
     (void)module;
     Buffers buffers = {.count = 0};
+    PyObject *o[4];
     Py_buffer *view;
+    Py_ssize_t from_bytes;
     Rows rows;
-    if (expect(count, 5, "copy_rows") < 0)
-        return NULL;
-    Py_ssize_t from_bytes = PyLong_AsSsize_t(args[1]);
-    if ((from_bytes == -1 && PyErr_Occurred()) || !(view = borrow(&buffers, args[0], "indices", 8, 0)) ||
-        open_rows(&rows, &buffers, from_bytes, length_of(view), args + 2) < 0) {
-        release(&buffers);
-        return NULL;
-    }
+    if (!PyArg_ParseTuple(args, "OnOOO:copy_rows", o, &from_bytes, o + 1, o + 2, o + 3) ||
+        !(view = borrow(&buffers, o[0], "indices", 8, 0)) ||
+        !open_rows(&rows, &buffers, from_bytes, length_of(view), o + 1))
+        return finish(&buffers, 0);
     const int64_t *indices = view->buf;
     Py_ssize_t num_rows = length_of(view);
     Py_BEGIN_ALLOW_THREADS;
@@ -227,8 +216,7 @@ static PyObject *copy_rows(PyObject *module, PyObject *const *args, Py_ssize_t c
         copy_stretch(rows.kind, indices[i], rows.inputs + offset, rows.targets + offset, rows.seq_len, rows.seq_len);
     }
     Py_END_ALLOW_THREADS;
-    release(&buffers);
-    Py_RETURN_NONE;
+    return finish(&buffers, 1);
 }
 
 /* Pieces of documents, of which row i has those from edges[i] up to edges[i + 1]. */
@@ -251,7 +239,7 @@ static int check_pieces(const Pieces *pieces, Py_ssize_t num_rows, Py_ssize_t se
     }
     if (!is_good)
         PyErr_SetString(PyExc_ValueError, "pieces do not fit their rows");
-    return is_good ? 0 : -1;
+    return is_good;
 }
 
 static void join_row(const Rows *rows, const Pieces *pieces, Py_ssize_t number, int32_t ignored)
@@ -282,61 +270,49 @@ PyDoc_STRVAR(copy_pieces_doc,
              "Join rows from pieces, of which row i has those from edges[i] up to edges[i + 1], and pad them.\n\n"
              "The last token of a piece has the target `ignored`. A piece with a negative index is left out.");
 
-static PyObject *copy_pieces(PyObject *module, PyObject *const *args, Py_ssize_t count)
+static PyObject *copy_pieces(PyObject *module, PyObject *args)
 {
     (void)module;
     Buffers buffers = {.count = 0};
+    PyObject *o[6];
     Py_buffer *edges, *indices, *lengths;
+    Py_ssize_t from_bytes;
+    int ignored;
     Rows rows;
-    if (expect(count, 8, "copy_pieces") < 0)
-        return NULL;
-    long ignored = PyLong_AsLong(args[3]);
-    if (ignored == -1 && PyErr_Occurred())
-        return NULL;
-    Py_ssize_t from_bytes = PyLong_AsSsize_t(args[4]);
-    if ((from_bytes == -1 && PyErr_Occurred()) || !(edges = borrow(&buffers, args[0], "edges", 8, 0)) ||
-        !(indices = borrow(&buffers, args[1], "indices", 8, 0)) ||
-        !(lengths = borrow(&buffers, args[2], "lengths", 8, 0)) ||
-        open_rows(&rows, &buffers, from_bytes, length_of(edges) - 1, args + 5) < 0) {
-        release(&buffers);
-        return NULL;
-    }
+    if (!PyArg_ParseTuple(args, "OOOinOOO:copy_pieces", o, o + 1, o + 2, &ignored, &from_bytes, o + 3, o + 4, o + 5) ||
+        !(edges = borrow(&buffers, o[0], "edges", 8, 0)) || !(indices = borrow(&buffers, o[1], "indices", 8, 0)) ||
+        !(lengths = borrow(&buffers, o[2], "lengths", 8, 0)) ||
+        !open_rows(&rows, &buffers, from_bytes, length_of(edges) - 1, o + 3))
+        return finish(&buffers, 0);
     Py_ssize_t num_rows = length_of(edges) - 1;
     Pieces pieces = {edges->buf, indices->buf, lengths->buf, length_of(indices)};
     if (length_of(lengths) != pieces.num_pieces) {
         PyErr_SetString(PyExc_ValueError, "there are not as many lengths as indices");
-        release(&buffers);
-        return NULL;
+        return finish(&buffers, 0);
     }
-    if (check_pieces(&pieces, num_rows, rows.seq_len) < 0) {
-        release(&buffers);
-        return NULL;
-    }
+    if (!check_pieces(&pieces, num_rows, rows.seq_len))
+        return finish(&buffers, 0);
     Py_BEGIN_ALLOW_THREADS;
     for (Py_ssize_t i = 0; i < num_rows; i++)
         join_row(&rows, &pieces, i, (int32_t)ignored);
     Py_END_ALLOW_THREADS;
-    release(&buffers);
-    Py_RETURN_NONE;
+    return finish(&buffers, 1);
 }
 
 PyDoc_STRVAR(spread_doc, "spread(lengths, ids, positions, segment_ids)\n--\n\n"
                          "Count up from 0 in every segment, and write its id for each of its tokens; None is left out.");
 
-static PyObject *spread(PyObject *module, PyObject *const *args, Py_ssize_t count)
+static PyObject *spread(PyObject *module, PyObject *args)
 {
     (void)module;
     Buffers buffers = {.count = 0};
+    PyObject *o[4];
     Py_buffer *length_view, *id_view, *positions = NULL, *segment_ids = NULL;
-    if (expect(count, 4, "spread") < 0)
-        return NULL;
-    if (!(length_view = borrow(&buffers, args[0], "lengths", 8, 0)) ||
-        !(id_view = borrow(&buffers, args[1], "ids", 4, 0)) ||
-        (args[2] != Py_None && !(positions = borrow(&buffers, args[2], "positions", 4, 1))) ||
-        (args[3] != Py_None && !(segment_ids = borrow(&buffers, args[3], "segment_ids", 4, 1)))) {
-        release(&buffers);
-        return NULL;
-    }
+    if (!PyArg_ParseTuple(args, "OOOO:spread", o, o + 1, o + 2, o + 3) ||
+        !(length_view = borrow(&buffers, o[0], "lengths", 8, 0)) || !(id_view = borrow(&buffers, o[1], "ids", 4, 0)) ||
+        (o[2] != Py_None && !(positions = borrow(&buffers, o[2], "positions", 4, 1))) ||
+        (o[3] != Py_None && !(segment_ids = borrow(&buffers, o[3], "segment_ids", 4, 1))))
+        return finish(&buffers, 0);
     const int64_t *lengths = length_view->buf;
     const int32_t *ids = id_view->buf;
     Py_ssize_t num_segments = length_of(length_view), size = 0;
@@ -347,8 +323,7 @@ static PyObject *spread(PyObject *module, PyObject *const *args, Py_ssize_t coun
     }
     if (!is_good || (positions && length_of(positions) != size) || (segment_ids && length_of(segment_ids) != size)) {
         PyErr_SetString(PyExc_ValueError, "segments do not cover what is to be written");
-        release(&buffers);
-        return NULL;
+        return finish(&buffers, 0);
     }
     Py_BEGIN_ALLOW_THREADS;
     int32_t *next_positions = positions ? positions->buf : NULL, *next_ids = segment_ids ? segment_ids->buf : NULL;
@@ -364,14 +339,13 @@ static PyObject *spread(PyObject *module, PyObject *const *args, Py_ssize_t coun
         }
     }
     Py_END_ALLOW_THREADS;
-    release(&buffers);
-    Py_RETURN_NONE;
+    return finish(&buffers, 1);
 }
 
 static PyMethodDef functions[] = {
-    {"copy_rows", (PyCFunction)(void (*)(void))copy_rows, METH_FASTCALL, copy_rows_doc},
-    {"copy_pieces", (PyCFunction)(void (*)(void))copy_pieces, METH_FASTCALL, copy_pieces_doc},
-    {"spread", (PyCFunction)(void (*)(void))spread, METH_FASTCALL, spread_doc},
+    {"copy_rows", copy_rows, METH_VARARGS, copy_rows_doc},
+    {"copy_pieces", copy_pieces, METH_VARARGS, copy_pieces_doc},
+    {"spread", spread, METH_VARARGS, spread_doc},
     {NULL, NULL, 0, NULL},
 };
 
