@@ -12,8 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
-from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from tokenmill.arguments import one_of, whole_number
 from tokenmill.errors import UsageError
@@ -66,10 +65,9 @@ class StepClock:
         self._every = whole_number(every, "every", 1)
         self._tokens_per_step = None if tokens_per_step is None else whole_number(tokens_per_step, "tokens_per_step", 0)
         self._flops_per_step, self._device = flops_per_step, device
-        torch = sys.modules.get("torch")
-        is_cuda = torch is not None and str(device).partition(":")[0] == "cuda"
-        self._cuda: Any = torch.cuda if torch is not None and is_cuda else None
-        self._times = _DeviceTimes(lambda: self._cuda.Event(enable_timing=True)) if is_cuda else None
+        torch: Any = sys.modules.get("torch")
+        self._cuda = torch.cuda if torch is not None and str(device).partition(":")[0] == "cuda" else None
+        self._times = None if self._cuda is None else _DeviceTimes(self._cuda)
         self._parts = {name: _Part(self, name) for name in (*PARTS, OUTSIDE) if name != "python"}
         self._running: str | None = None
         self._seconds = dict.fromkeys(self._parts, 0.0)
@@ -77,10 +75,7 @@ class StepClock:
         self._num_steps = 0
         self._warmup, self._all, self._recent = _Sums(1), _Sums(WARMUP_STEPS + 1), _Sums(WARMUP_STEPS + 1)
         self._find_bottleneck: Callable[[], str | None] = lambda: None
-        import psutil
-
-        self._psutil = psutil
-        psutil.cpu_percent()  # The next call returns the use since this one.
+        _cpu_percent()  # The next call returns the use since this one.
 
     @property
     def num_steps(self) -> int:
@@ -124,8 +119,7 @@ class StepClock:
         for sums in (self._warmup,) if self._num_steps <= WARMUP_STEPS else (self._all, self._recent):
             sums.add(seconds)
         if self._times is not None:
-            self._times.end_step(self._num_steps)
-            self._times.read((self._all, self._recent))
+            self._times.end_step(self._num_steps, (self._all, self._recent))
         self._seconds = dict.fromkeys(self._parts, 0.0)
         self._began = now
         return self._num_steps % self._every == 0
@@ -151,7 +145,7 @@ class StepClock:
             with contextlib.suppress(ImportError, RuntimeError):
                 parts.append(f"device {self._cuda.utilization(self._device)}%")
             parts.append(f"{self._cuda.max_memory_allocated(self._device) / 1e9:.1f} GB")
-        return "  ".join([*parts, f"cpu {self._psutil.cpu_percent():.0f}%"])
+        return "  ".join([*parts, f"cpu {_cpu_percent():.0f}%"])
 
     @property
     def peak_flops(self) -> float | None:
@@ -160,8 +154,15 @@ class StepClock:
         return next((1e12 * peak for known, peak in PEAK_TERAFLOPS.items() if known in name), None)
 
     def blame(self, *, recent: bool = False) -> str:
-        """Say how much of their time steps wait for data and, if that is much, what to do about it."""
-        share = self._share_waiting(recent)
+        """Say how much of their time steps wait for data and, if that is much, what to do about it.
+
+        Waiting costs nothing while the device is busy.
+        """
+        sums = self._choose(recent)
+        share = self.shares(recent=recent)["data"]
+        if sums.num_on_device:
+            busy = sum(sums.device_seconds.values()) / sums.num_on_device * sums.steps_per_second
+            share = min(share, max(0.0, 1 - busy))
         waits = f"waits for data {share:.1%}" if share < 0.1 else f"waits for data {share:.0%}"
         bottleneck = None if share < WORTH_BLAMING else self._find_bottleneck()
         return waits if bottleneck is None else f"{waits}: {bottleneck}"
@@ -189,15 +190,6 @@ class StepClock:
         sums = self._recent if recent else self._all
         return sums if sums.num_steps else self._warmup
 
-    def _share_waiting(self, recent: bool) -> float:
-        """Return the share of time for which the host waited and the device was idle: a busy device loses nothing."""
-        sums = self._choose(recent)
-        waiting = self.shares(recent=recent)["data"]
-        if not sums.num_on_device or not sums.total:
-            return waiting
-        busy = sum(sums.device_seconds.values()) / sums.num_on_device * sums.steps_per_second
-        return min(waiting, max(0.0, 1 - busy))
-
 
 class _Part:
     """Adds the time between its entry and its exit to one part of the step."""
@@ -221,9 +213,7 @@ class _Part:
         if clock._began is None:
             clock._began = self._started
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         clock = self._clock
         clock._seconds[self._name] += perf_counter() - self._started
         clock._running = None
@@ -268,28 +258,21 @@ class _Sums:
         return f"{1e3 * self.device_seconds[name] / self.num_on_device:.2f}"
 
 
-class _Event(Protocol):
-    """The methods of torch's events that are used here."""
-
-    def record(self) -> None: ...
-
-    def query(self) -> bool: ...
-
-    def elapsed_time(self, end: Any) -> float: ...
-
-
 class _DeviceTimes:
-    """Measures parts on the device by events around them, which are kept until the device has passed them."""
+    """Measures parts on the device by events around them, which are kept until the device has passed them.
 
-    def __init__(self, make_event: Callable[[], _Event]) -> None:
-        self._make_event = make_event
-        self._spare: list[_Event] = []
-        self._step: list[tuple[str, _Event, _Event]] = []
-        self._waiting: deque[tuple[int, list[tuple[str, _Event, _Event]]]] = deque()
+    `cuda` is the module `torch.cuda`.
+    """
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+        self._spare: list[Any] = []
+        self._step: list[tuple[str, Any, Any]] = []
+        self._waiting: deque[tuple[int, list[tuple[str, Any, Any]]]] = deque()
 
     def begin(self, name: str) -> None:
         """Record an event where a part begins in the device's queue."""
-        start, end = (self._spare.pop() if self._spare else self._make_event() for _ in range(2))
+        start, end = (self._spare.pop() if self._spare else self._cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         self._step.append((name, start, end))
 
@@ -297,14 +280,11 @@ class _DeviceTimes:
         """Record an event where the part ends."""
         self._step[-1][2].record()
 
-    def end_step(self, number: int) -> None:
-        """Keep the events of a step."""
+    def end_step(self, number: int, kinds: Iterable[_Sums]) -> None:
+        """Keep the events of a step, and add up the steps that the device has finished."""
         if self._step:
             self._waiting.append((number, self._step))
             self._step = []
-
-    def read(self, kinds: Iterable[_Sums]) -> None:
-        """Add up the steps that the device has finished."""
         while self._waiting and self._waiting[0][1][-1][2].query():
             number, marks = self._waiting.popleft()
             chosen = [sums for sums in kinds if number >= sums.first]
@@ -315,3 +295,10 @@ class _DeviceTimes:
                 for sums in chosen:
                     sums.device_seconds[name] += seconds
                 self._spare += (start, end)
+
+
+def _cpu_percent() -> float:
+    """Return how much of all cores was used since the last call."""
+    import psutil
+
+    return psutil.cpu_percent()
