@@ -66,6 +66,7 @@ _FLAGS = ("dropout", "unk_token", "fuse_unk", "byte_fallback", "ignore_merges")
 _MODEL_KEYS = frozenset(["type", "vocab", "merges", *_AFFIXES, *_FLAGS])
 _TOKEN_KEYS = frozenset(["id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"])
 _BYTE_LEVEL_KEYS = frozenset(["type", "add_prefix_space", "trim_offsets", "use_regex"])
+_METASPACE_KEYS = frozenset(["type", "replacement", "prepend_scheme", "split", "add_prefix_space"])
 _MAX_ID = 1 << 24
 _BYTE_TOKEN = re.compile("<0x..>", re.DOTALL)
 _PREPEND = {"type": "Prepend", "prepend": "▁"}
@@ -145,33 +146,33 @@ def _merge_parts(merges: Sequence[Any]) -> tuple[Sequence[str], Sequence[str]]:
     return [left for left, _ in pairs], [right for _, right in pairs]
 
 
+def _require(is_met: bool, otherwise: str) -> None:
+    if not is_met:
+        raise _NotEligible(otherwise)
+
+
 def _require_keys(what: str, found: Config, known: Collection[str]) -> None:
-    unknown = [key for key in found if key not in known]
-    if unknown:
-        raise _NotEligible(f"{what} has the unknown key {unknown[0]!r}")
+    for key in found:
+        _require(key in known, f"{what} has the unknown key {key!r}")
 
 
 def _check_model(model: Config) -> None:
     """Check what every BPE model needs: nothing may change how merges apply."""
-    if model.get("type", "BPE") != "BPE":
-        raise _NotEligible(f"its model is {model['type']}, not BPE")
+    kind = model.get("type", "BPE")
+    _require(kind == "BPE", f"its model is {kind}, not BPE")
     _require_keys("its model", model, _MODEL_KEYS)
-    if model.get("dropout"):
-        raise _NotEligible(f"its model has dropout {model['dropout']}")
-    for key in _AFFIXES:
-        if model.get(key):
-            raise _NotEligible(f"its model has {key} {model[key]!r}")
+    for key in ("dropout", *_AFFIXES):
+        _require(not model.get(key), f"its model has {key} {model.get(key)!r}")
     ids = set(model["vocab"].values())
-    if len(ids) < len(model["vocab"]) or not all(0 <= token < _MAX_ID for token in ids):
-        raise _NotEligible(f"its token ids are not distinct numbers below {_MAX_ID}")
+    are_distinct = len(ids) == len(model["vocab"]) and all(0 <= token < _MAX_ID for token in ids)
+    _require(are_distinct, f"its token ids are not distinct numbers below {_MAX_ID}")
     _check_merges(model)
 
 
 def _check_merges(model: Config) -> None:
     """Check that each pair is in the vocabulary and occurs once; of two ranks, the libraries use different ones."""
     lefts, rights = _merge_parts(model["merges"])
-    if len(set(zip(lefts, rights, strict=True))) < len(lefts):
-        raise _NotEligible("its merges name a pair twice")
+    _require(len(set(zip(lefts, rights, strict=True))) == len(lefts), "its merges name a pair twice")
     vocab = model["vocab"]
     if not all(map(vocab.__contains__, chain(lefts, rights, map(add, lefts, rights)))):
         pairs = zip(lefts, rights, strict=True)
@@ -183,36 +184,33 @@ def _check_byte_level(model: Config) -> None:
     """Check that all 256 bytes are tokens, so that no text is unknown, and that no token has two spellings."""
     alphabet = byte_alphabet()
     vocab = model["vocab"]
-    if not all(character in vocab for character in alphabet):
-        raise _NotEligible("its vocabulary has no token for some byte, or is not byte-level")
+    _require(alphabet.keys() <= vocab.keys(), "its vocabulary has no token for some byte, or is not byte-level")
     spelled = re.compile(f"[{re.escape(''.join(alphabet))}]*")
     foreign = [token for token in vocab if not spelled.fullmatch(token)]
     if foreign and model.get("ignore_merges"):
         # The reference never uses these tokens; gigatoken reads them as plain text and does.
         raise _NotEligible(f"its vocabulary has {foreign[0]!r}, which is not spelled in bytes, and it ignores merges")
     spelling = {byte: character for character, byte in alphabet.items()}
-    if any("".join([spelling[byte] for byte in token.encode()]) in vocab for token in foreign):
-        raise _NotEligible("its vocabulary has one token in two spellings")
+    spelled_again = {"".join([spelling[byte] for byte in token.encode()]) for token in foreign}
+    _require(spelled_again.isdisjoint(vocab), "its vocabulary has one token in two spellings")
     parts = set(chain(*_merge_parts(model["merges"]))) if foreign else set()
-    if any(token in parts for token in foreign):
-        raise _NotEligible("its merges have parts that are not spelled in bytes")
+    _require(parts.isdisjoint(foreign), "its merges have parts that are not spelled in bytes")
 
 
 def _check_byte_fallback(model: Config) -> None:
     vocab = model["vocab"]
-    if model.get("ignore_merges"):
-        raise _NotEligible("its model has byte fallback and ignores merges")
+    _require(not model.get("ignore_merges"), "its model has byte fallback and ignores merges")
     names = {f"<0x{byte:02X}>" for byte in range(256)}
-    if any(len(token) == 6 and _BYTE_TOKEN.fullmatch(token) and token not in names for token in vocab):
-        raise _NotEligible("its vocabulary has a byte token in another spelling than <0x0A>")
+    similar = {token for token in vocab if len(token) == 6 and _BYTE_TOKEN.fullmatch(token)}
+    _require(similar <= names, "its vocabulary has a byte token in another spelling than <0x0A>")
     # gigatoken takes such a token for the byte even if a merge made it.
     lefts, rights = _merge_parts(model["merges"])
-    if not names.isdisjoint(chain(lefts, rights, map(add, lefts, rights))):
-        raise _NotEligible("its merges spell a byte token such as <0x0A>")
+    merged = chain(lefts, rights, map(add, lefts, rights))
+    _require(names.isdisjoint(merged), "its merges spell a byte token such as <0x0A>")
     for byte in range(256):
         # A missing byte is harmless if the only character that contains it has a token.
-        if f"<0x{byte:02X}>" not in vocab and not (byte < 0x80 and chr(byte) in vocab):
-            raise _NotEligible(f"its vocabulary has no token for the byte 0x{byte:02X}")
+        is_spelled = f"<0x{byte:02X}>" in vocab or (byte < 0x80 and chr(byte) in vocab)
+        _require(is_spelled, f"its vocabulary has no token for the byte 0x{byte:02X}")
 
 
 def _check_normalizer(normalizer: Config | None) -> None:
@@ -235,32 +233,27 @@ def _check_split(pre_tokenizer: Config | None) -> None:
         raise _NotEligible("it has byte-level tokens but no pre_tokenizer")
     if pre_tokenizer["type"] == "ByteLevel":
         _require_keys("its pre_tokenizer", pre_tokenizer, _BYTE_LEVEL_KEYS)
-        if not pre_tokenizer.get("use_regex", True):
-            raise _NotEligible("its ByteLevel pre_tokenizer does not split")
+        _require(pre_tokenizer.get("use_regex", True), "its ByteLevel pre_tokenizer does not split")
         return
-    if pre_tokenizer["type"] != "Sequence":
-        raise _NotEligible(f"its pre_tokenizer is {pre_tokenizer['type']}")
+    _require(pre_tokenizer["type"] == "Sequence", f"its pre_tokenizer is {pre_tokenizer['type']}")
     _require_keys("its pre_tokenizer", pre_tokenizer, {"type", "pretokenizers"})
     *splits, last = pre_tokenizer["pretokenizers"]
     for step in splits:
-        if step["type"] != "Split":
-            raise _NotEligible(f"its pre_tokenizer has {step['type']} before ByteLevel")
-    if last["type"] != "ByteLevel" or last.get("use_regex", True) or last["add_prefix_space"]:
-        raise _NotEligible("its pre_tokenizer does not end in a ByteLevel that neither splits nor adds a space")
+        _require(step["type"] == "Split", f"its pre_tokenizer has {step['type']} before ByteLevel")
+    only_spells = last["type"] == "ByteLevel" and not last.get("use_regex", True) and not last["add_prefix_space"]
+    _require(only_spells, "its pre_tokenizer does not end in a ByteLevel that neither splits nor adds a space")
     _require_keys("its pre_tokenizer", last, _BYTE_LEVEL_KEYS)
     patterns = tuple(_pattern(_respell(step)) for step in splits)
-    if patterns not in SCHEMES.values():
-        raise _NotEligible(f"its split pattern is not one that is known to agree: {patterns}")
+    _require(patterns in SCHEMES.values(), f"its split pattern is not one that is known to agree: {patterns}")
     # A single pattern matches every character of a text, so there is no rest that could be treated differently.
-    allowed = [("Isolated", False)] if len(splits) > 1 else [("Isolated", False), ("Isolated", True), ("Removed", True)]
-    if any((step["behavior"], step["invert"]) not in allowed for step in splits):
-        raise _NotEligible("its Split does not keep all of the text as separate pieces")
+    allowed = {("Isolated", False)} if len(splits) > 1 else {("Isolated", False), ("Isolated", True), ("Removed", True)}
+    found = {(step["behavior"], step["invert"]) for step in splits}
+    _require(found <= allowed, "its Split does not keep all of the text as separate pieces")
 
 
 def _pattern(split: Config) -> str:
     _require_keys("its Split", split, {"type", "pattern", "behavior", "invert"})
-    if list(split["pattern"]) != ["Regex"]:
-        raise _NotEligible(f"its pre_tokenizer splits at {split['pattern']}")
+    _require(list(split["pattern"]) == ["Regex"], f"its pre_tokenizer splits at {split['pattern']}")
     return str(split["pattern"]["Regex"])
 
 
@@ -275,15 +268,12 @@ def _check_space_marking(normalizer: Config | None, pre_tokenizer: Config | None
         if pre_tokenizer not in (None, _INERT_SPLIT):
             raise _NotEligible(f"its pre_tokenizer is {pre_tokenizer['type']}, after a normalizer that marks spaces")
         return
-    if normalizer is not None:
-        raise _NotEligible("its normalizer does more than to mark spaces with ▁")
+    _require(normalizer is None, "its normalizer does more than to mark spaces with ▁")
     if pre_tokenizer is None or pre_tokenizer["type"] != "Metaspace":
         raise _NotEligible("it has byte fallback but does not mark spaces with ▁")
-    _require_keys(
-        "its Metaspace", pre_tokenizer, {"type", "replacement", "prepend_scheme", "split", "add_prefix_space"}
-    )
-    if pre_tokenizer["replacement"] != "▁" or pre_tokenizer["prepend_scheme"] not in ("always", "first", "never"):
-        raise _NotEligible(f"its Metaspace is {dict(pre_tokenizer)}")
+    _require_keys("its Metaspace", pre_tokenizer, _METASPACE_KEYS)
+    is_known = pre_tokenizer["replacement"] == "▁" and pre_tokenizer["prepend_scheme"] in ("always", "first", "never")
+    _require(is_known, f"its Metaspace is {dict(pre_tokenizer)}")
 
 
 def _check_added_tokens(config: Config, parse_special: bool) -> None:
@@ -291,40 +281,35 @@ def _check_added_tokens(config: Config, parse_special: bool) -> None:
     tokens: Sequence[Config] = config.get("added_tokens") or []
     vocab = config["model"]["vocab"]
     contents = {token["content"] for token in tokens}
-    if "" in contents or len(contents) < len(tokens):
-        raise _NotEligible("it has an empty added token or one that is listed twice")
+    is_good = "" not in contents and len(contents) == len(tokens)
+    _require(is_good, "it has an empty added token or one that is listed twice")
     next_id = len(vocab)
     for token in tokens:
         _require_keys("its added token", token, _TOKEN_KEYS)
         # The reference ignores the id in the file and continues the ids of the vocabulary.
-        if token["id"] != vocab.get(token["content"], next_id):
-            raise _NotEligible(
-                f"its added token {token['content']!r} has the id {token['id']}, which the reference ignores"
-            )
+        what = f"its added token {token['content']!r} has the id {token['id']}, which the reference ignores"
+        _require(token["id"] == vocab.get(token["content"], next_id), what)
         next_id = max(next_id, token["id"] + 1)
-    if next_id > len(vocab) and max(vocab.values()) >= len(vocab):
-        raise _NotEligible("its token ids have gaps, which added tokens may fall into")
+    has_gaps = next_id > len(vocab) and max(vocab.values()) >= len(vocab)
+    _require(not has_gaps, "its token ids have gaps, which added tokens may fall into")
     kept = [token for token in tokens if parse_special or not token["special"]]
     for token in kept:
         for key in ("single_word", "lstrip", "rstrip"):
-            if token[key]:
-                raise _NotEligible(f"its added token {token['content']!r} has {key}")
-    if _normalizes(config.get("normalizer")):
-        _check_normalized_tokens(config, kept)
+            _require(not token[key], f"its added token {token['content']!r} has {key}")
+    if _normalizes(config.get("normalizer")) and not config["model"].get("byte_fallback"):
+        _check_normalized_tokens(kept)
     _check_overlaps(config, tokens, kept)
 
 
-def _check_normalized_tokens(config: Config, kept: Sequence[Config]) -> None:
+def _check_normalized_tokens(kept: Sequence[Config]) -> None:
     """Check that normalizing can neither create nor destroy the string of an added token."""
-    if config["model"].get("byte_fallback"):
-        return
     for token in kept:
-        if token["normalized"]:
-            raise _NotEligible(f"its added token {token['content']!r} is matched after NFC")
+        content = token["content"]
+        _require(not token["normalized"], f"its added token {content!r} is matched after NFC")
         # gigatoken matches tokens in normalized text too. NFC turns three other characters into ASCII: U+212A into K,
         # U+037E into the semicolon and U+1FEF into the grave accent.
-        if not token["content"].isascii() or set(token["content"]) & set("K;`"):
-            raise _NotEligible(f"its added token {token['content']!r} can be the outcome of NFC")
+        is_stable = content.isascii() and set(content).isdisjoint("K;`")
+        _require(is_stable, f"its added token {content!r} can be the outcome of NFC")
 
 
 def _check_overlaps(config: Config, tokens: Sequence[Config], kept: Sequence[Config]) -> None:

@@ -88,8 +88,10 @@ class PieceText:
                 merged.append(piece)
         self.pieces = merged
 
-    def find_end_of(self, prefix: PieceText) -> PieceOffset | None:
-        """Return where `prefix` ends in this text, or None if this text does not start with it."""
+    def find_end_of(self, prefix: PieceText | None) -> PieceOffset | None:
+        """Return where `prefix` ends in this text, or None if there is none or this text does not start with it."""
+        if prefix is None:
+            return None
         if not prefix.pieces:
             return PieceOffset(0, 0)
         *whole, last = prefix.pieces

@@ -166,8 +166,7 @@ class ChatTemplate:
     def _find_start(self, render: Render, whole: PieceText, messages: list[Message], number: int) -> PieceOffset:
         """Return the end of the generation prompt, or the start of the content if the template has no prompt."""
         if self._prompts[0]:
-            before = _attempt(render, messages[:number], True)
-            place = whole.find_end_of(before) if before is not None else None
+            place = whole.find_end_of(_attempt(render, messages[:number], True))
             if place is not None:
                 return place
         blank = [*messages[:number], {**messages[number], "content": BLANK}, *messages[number + 1 :]]
@@ -183,8 +182,7 @@ class ChatTemplate:
         """Return the end of the turn, where the next one would begin."""
         up_to = messages[: number + 1]
         turn = self._without_prompt(whole if len(up_to) == len(messages) else _attempt(render, up_to, False))
-        place = whole.find_end_of(turn) if turn is not None else None
-        return place if place is not None else self._find_stop_in_history(render, whole, up_to)
+        return whole.find_end_of(turn) or self._find_stop_in_history(render, whole, up_to)
 
     def _find_stop_in_history(self, render: Render, whole: PieceText, up_to: list[Message]) -> PieceOffset:
         """Find the end for templates that write the last turn in a different way: render it with another turn after it.
@@ -197,8 +195,7 @@ class ChatTemplate:
         if once is not None and twice is not None and len(once.pieces) == len(twice.pieces):
             first, second = once.pieces[-1], twice.pieces[-1]
             if isinstance(first, str) and isinstance(second, str) and second.startswith(first):
-                turn = once.without_end(second[len(first) :])
-                place = whole.find_end_of(turn) if turn is not None else None
+                place = whole.find_end_of(once.without_end(second[len(first) :]))
                 if place is not None:
                     return place
         raise _disagrees(len(up_to) - 1)
