@@ -2,32 +2,23 @@
 
 Rendering a chat template takes 20 to 250 us, tokenizing its output 5. But a template does the same with every
 conversation of the same roles, unless it looks at a content. So it gets contents as `Recorded` strings. These record
-every test of a content (`startswith`, emptiness) as a guard, and every change (`strip`). The output is a list of
-pieces, constants and contents, which is valid for every conversation whose contents give the same results in all
-guards. Any other operation raises `Unrecordable`; such a template is rendered each time.
+every test of a content (`startswith`, emptiness) as a guard, and every change (`strip`). The output, with marks for the
+contents, is valid for every conversation whose contents give the same results in all guards. Any other operation
+raises `Unrecordable`; such a template is rendered each time.
 
-A text without contents is one constant, so `PieceText` works for plain strings too. Comparing two texts in pieces
-compares all texts with the same pieces.
+The same content after the same changes has the same mark. So comparing two texts with marks compares all texts that
+they stand for.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-__all__ = [
-    "OPEN",
-    "ContentSlot",
-    "Guard",
-    "PieceOffset",
-    "PieceText",
-    "Recorded",
-    "Recorder",
-    "Unrecordable",
-    "value_of",
-]
+__all__ = ["OPEN", "Recorded", "Recorder", "Trace", "Turn", "Unrecordable"]
 
 OPEN, CLOSE = "\ue000", "\ue001"
 """Private characters around the number of a recorded string in rendered text."""
@@ -45,10 +36,6 @@ class ContentSlot(NamedTuple):
     changes: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
 
-Piece = str | ContentSlot
-"""A part of a rendered text: a constant or a content."""
-
-
 class Guard(NamedTuple):
     """A test of a content, and its result. A trace is valid for contents with the same results."""
 
@@ -59,7 +46,15 @@ class Guard(NamedTuple):
     result: bool
 
 
-def value_of(slot: ContentSlot, contents: list[str]) -> str:
+class Turn(NamedTuple):
+    """A turn of the assistant: the number of its message, and its span of characters in the text."""
+
+    message: int
+    start: int
+    stop: int
+
+
+def _value_of(slot: ContentSlot, contents: list[str]) -> str:
     """Return the content of a slot after the recorded method calls."""
     value = contents[slot.number]
     for method, arguments in slot.changes:
@@ -67,74 +62,52 @@ def value_of(slot: ContentSlot, contents: list[str]) -> str:
     return value
 
 
-class PieceOffset(NamedTuple):
-    """A place between characters: the number of a piece, and the characters of it before the place."""
+class Trace:
+    """A rendered text with marks and the turns in it, split at the marks into constants and contents."""
 
-    piece: int
-    offset: int
+    def __init__(self, recorder: Recorder, text: str, turns: list[Turn]) -> None:
+        self._guards = list(dict.fromkeys(recorder.guards))
+        slots, parts = list(recorder.slots), _MARK.split(text)
+        self._pieces = [slots[int(part)] if number % 2 else part for number, part in enumerate(parts)]
+        starts = [0, *accumulate(len(part) + 2 * (number % 2) for number, part in enumerate(parts))]
+        # The piece in which a turn starts or stops, and the characters of that piece before the place.
+        pieces = [[bisect_right(starts, place, hi=len(parts)) - 1 for place in turn[1:]] for turn in turns]
+        self._turns = [
+            (turn.message, first, turn.start - starts[first], last, turn.stop - starts[last])
+            for turn, (first, last) in zip(turns, pieces, strict=True)
+        ]
 
+    def fits(self, contents: list[str]) -> bool:
+        """Whether the template would do the same with other contents."""
+        for slot, test, arguments, result in self._guards:
+            value = _value_of(slot, contents) if slot.changes else contents[slot.number]
+            if test(value, *arguments) != result:
+                return False
+        return True
 
-class PieceText:
-    """A text in pieces, without two adjacent constants."""
-
-    __slots__ = ("pieces",)
-
-    def __init__(self, pieces: list[Piece]) -> None:
-        merged: list[Piece] = []
-        for piece in pieces:
-            if isinstance(piece, str) and merged and isinstance(merged[-1], str):
-                merged[-1] += piece
-            elif piece != "":
-                merged.append(piece)
-        self.pieces = merged
-
-    def find_end_of(self, prefix: PieceText | None) -> PieceOffset | None:
-        """Return where `prefix` ends in this text, or None if there is none or this text does not start with it."""
-        if prefix is None:
-            return None
-        if not prefix.pieces:
-            return PieceOffset(0, 0)
-        *whole, last = prefix.pieces
-        if self.pieces[: len(whole)] != whole or len(self.pieces) <= len(whole):
-            return None
-        here = self.pieces[len(whole)]
-        if isinstance(last, str) and isinstance(here, str) and here.startswith(last):
-            return PieceOffset(len(whole), len(last))
-        return PieceOffset(len(whole) + 1, 0) if last == here else None
-
-    def without_end(self, end: str) -> PieceText | None:
-        """Return this text without a constant at its end, or None if it does not end with the constant."""
-        if not end:
-            return self
-        last = self.pieces[-1] if self.pieces else None
-        if not isinstance(last, str) or not last.endswith(end):
-            return None
-        return PieceText([*self.pieces[:-1], last[: -len(end)]])
-
-    def fill(self, contents: list[str]) -> tuple[str, list[int]]:
-        """Insert contents; return the text and the start of each piece."""
-        values = [piece if type(piece) is str else value_of(piece, contents) for piece in self.pieces]  # type: ignore[arg-type]
-        return "".join(values), [0, *accumulate(map(len, values))]
+    def replay(self, contents: list[str]) -> tuple[str, list[Turn]]:
+        """Return the text with other contents, and the turns in it."""
+        values = [piece if type(piece) is str else _value_of(piece, contents) for piece in self._pieces]  # type: ignore[arg-type]
+        starts = [0, *accumulate(map(len, values))]
+        turns = [
+            Turn(message, starts[first] + begin, starts[last] + end) for message, first, begin, last, end in self._turns
+        ]
+        return "".join(values), turns
 
 
 class Recorder:
-    """Creates recorded strings, and splits rendered text into pieces."""
+    """Creates recorded strings, and keeps what happens to them."""
 
     def __init__(self) -> None:
         self.guards: list[Guard] = []
-        self._slots: list[ContentSlot] = []
+        self.slots: dict[ContentSlot, int] = {}
 
-    def record(self, slot: ContentSlot, value: str) -> Recorded:
-        """Create a string that stands for a content; tests are applied to `value`."""
-        self._slots.append(slot)
-        recorded = Recorded(f"{OPEN}{len(self._slots) - 1}{CLOSE}")
+    def record(self, value: str, number: int, *changes: tuple[str, tuple[Any, ...]]) -> Recorded:
+        """Create a string that stands for a content after some changes; tests are applied to `value`."""
+        slot = ContentSlot(number, changes)
+        recorded = Recorded(f"{OPEN}{self.slots.setdefault(slot, len(self.slots))}{CLOSE}")
         recorded.recorder, recorded.slot, recorded.value = self, slot, value
         return recorded
-
-    def split(self, rendered: str) -> PieceText:
-        """Split a rendered text into constants and contents."""
-        parts = enumerate(_MARK.split(rendered))
-        return PieceText([self._slots[int(part)] if number % 2 else part for number, part in parts])
 
 
 def _refuse(name: str) -> Callable[..., Any]:
@@ -194,8 +167,8 @@ def _recorded_change(method: str) -> Callable[..., Recorded]:
     def change(self: Recorded, *arguments: Any) -> Recorded:
         if not _is_plain(arguments):
             raise Unrecordable(method)
-        slot = ContentSlot(self.slot.number, (*self.slot.changes, (method, arguments)))
-        return self.recorder.record(slot, getattr(self.value, method)(*arguments))
+        number, changes = self.slot
+        return self.recorder.record(getattr(self.value, method)(*arguments), number, *changes, (method, arguments))
 
     return change
 

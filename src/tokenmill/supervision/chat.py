@@ -11,24 +11,14 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from itertools import takewhile
-from typing import Any, NamedTuple, TypeVar
+from itertools import accumulate, takewhile
+from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.supervision._recorder import (
-    OPEN,
-    ContentSlot,
-    Guard,
-    PieceOffset,
-    PieceText,
-    Recorded,
-    Recorder,
-    Unrecordable,
-    value_of,
-)
+from tokenmill.supervision._recorder import OPEN, Recorded, Recorder, Trace, Turn, Unrecordable
 from tokenmill.text_batch import Refusal, shorten
 
-__all__ = ["ChatTemplate", "Turn", "read_plain"]
+__all__ = ["MARKS", "ChatTemplate", "read_plain"]
 
 BEGIN, END, BLANK = "\ue002", "\ue003", "\ue004"
 """The begin and the end of `{% generation %}` in rendered text, and a placeholder for a content."""
@@ -41,44 +31,12 @@ METHODS = {"startswith", "endswith", "strip", "lstrip", "rstrip", "split", "item
 GLOBALS = {"namespace", "raise_exception", "range"}
 
 Message = dict[str, Any]
-Text = TypeVar("Text", str, PieceText)
-Render = Callable[[list[Message], bool], PieceText]
+Render = Callable[[list[Message], bool], str]
 """Renders messages, with or without the generation prompt."""
-_Turns = list[tuple[int, PieceOffset, PieceOffset]]
-
-
-class Turn(NamedTuple):
-    """A turn of the assistant: the number of its message, and its span of characters in the text."""
-
-    message: int
-    start: int
-    stop: int
 
 
 class _TemplateRefused(Exception):
     """The template rejects this conversation, or its rendering does not show the turns."""
-
-
-class _Trace(NamedTuple):
-    guards: list[Guard]
-    text: PieceText
-    turns: _Turns
-
-    def fits(self, contents: list[str]) -> bool:
-        """Whether the template would do the same with other contents."""
-        for slot, test, arguments, result in self.guards:
-            value = value_of(slot, contents) if slot.changes else contents[slot.number]
-            if test(value, *arguments) != result:
-                return False
-        return True
-
-    def replay(self, contents: list[str]) -> tuple[str, list[Turn]]:
-        text, starts = self.text.fill(contents)
-        turns = [
-            Turn(message, starts[begin.piece] + begin.offset, starts[end.piece] + end.offset)
-            for message, begin, end in self.turns
-        ]
-        return text, turns
 
 
 class ChatTemplate:
@@ -93,7 +51,7 @@ class ChatTemplate:
         known = "|".join(map(re.escape, sorted(specials, key=len, reverse=True)))
         self._specials = re.compile(f"({known or '(?!)'})")
         self._ends = tuple(specials)
-        self._traces: dict[tuple[str, ...], list[_Trace] | None] = {}
+        self._traces: dict[tuple[str, ...], list[Trace] | None] = {}
 
     def apply(self, messages: list[Message], tools: Any = None) -> tuple[str, list[Turn]] | Refusal:
         """Return the text of a conversation and the assistant's turns in it, or why there is none."""
@@ -129,18 +87,17 @@ class ChatTemplate:
             return None
         return traces[-1].replay(contents)
 
-    def _record(self, roles: tuple[str, ...], contents: list[str]) -> _Trace:
+    def _record(self, roles: tuple[str, ...], contents: list[str]) -> Trace:
         recorder = Recorder()
         marked = [
-            {"role": role, "content": recorder.record(ContentSlot(number), content)}
+            {"role": role, "content": recorder.record(content, number)}
             for number, (role, content) in enumerate(zip(roles, contents, strict=True))
         ]
-        text, turns = self._find_turns(lambda some, prompt: recorder.split(self._render(some, prompt)), marked)
-        return _Trace(list(dict.fromkeys(recorder.guards)), text, turns)
+        text, turns = self._find_turns(self._render, marked)
+        return Trace(recorder, text, turns)
 
     def _render_anew(self, messages: list[Message], tools: Any) -> tuple[str, list[Turn]]:
-        text, turns = self._find_turns(lambda some, prompt: PieceText([self._render(some, prompt, tools)]), messages)
-        return _Trace([], text, turns).replay([])
+        return self._find_turns(lambda some, prompt: self._render(some, prompt, tools), messages)
 
     def _render(self, messages: list[Message], prompt: bool, tools: Any = None) -> str:
         try:
@@ -154,37 +111,36 @@ class ChatTemplate:
             # Any error of a template rejects the record that it renders.
             raise _TemplateRefused(f"the chat template cannot render it: {type(error).__name__}: {error}") from None
 
-    def _find_turns(self, render: Render, messages: list[Message]) -> tuple[PieceText, _Turns]:
+    def _find_turns(self, render: Render, messages: list[Message]) -> tuple[str, list[Turn]]:
         wanted = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         whole = render(messages, False)
         if self._has_tags:
             return _read_tags(whole, wanted)
         starts = [self._find_start(render, whole, messages, number) for number in wanted]
         stops = [self._find_stop(render, whole, messages, number) for number in wanted]
-        return whole, list(zip(wanted, starts, stops, strict=True))
+        return whole, list(map(Turn, wanted, starts, stops))
 
-    def _find_start(self, render: Render, whole: PieceText, messages: list[Message], number: int) -> PieceOffset:
+    def _find_start(self, render: Render, whole: str, messages: list[Message], number: int) -> int:
         """Return the end of the generation prompt, or the start of the content if the template has no prompt."""
         if self._prompts[0]:
-            place = whole.find_end_of(_attempt(render, messages[:number], True))
-            if place is not None:
-                return place
+            before = _attempt(render, messages[:number], True)
+            if before is not None and whole.startswith(before):
+                return len(before)
         blank = [*messages[:number], {**messages[number], "content": BLANK}, *messages[number + 1 :]]
-        other = render(blank, False)
-        for index, piece in enumerate(other.pieces):
-            if isinstance(piece, str) and BLANK in piece:
-                place = whole.find_end_of(PieceText([*other.pieces[:index], piece.partition(BLANK)[0]]))
-                if place is not None:
-                    return place
+        before, is_written, _ = render(blank, False).partition(BLANK)
+        if is_written and whole.startswith(before):
+            return len(before)
         raise _disagrees(number)
 
-    def _find_stop(self, render: Render, whole: PieceText, messages: list[Message], number: int) -> PieceOffset:
+    def _find_stop(self, render: Render, whole: str, messages: list[Message], number: int) -> int:
         """Return the end of the turn, where the next one would begin."""
         up_to = messages[: number + 1]
         turn = self._without_prompt(whole if len(up_to) == len(messages) else _attempt(render, up_to, False))
-        return whole.find_end_of(turn) or self._find_stop_in_history(render, whole, up_to)
+        if turn is not None and whole.startswith(turn):
+            return len(turn)
+        return self._find_stop_in_history(render, whole, up_to)
 
-    def _find_stop_in_history(self, render: Render, whole: PieceText, up_to: list[Message]) -> PieceOffset:
+    def _find_stop_in_history(self, render: Render, whole: str, up_to: list[Message]) -> int:
         """Find the end for templates that write the last turn in a different way: render it with another turn after it.
 
         Rendering that other turn twice shows what it adds to the text.
@@ -192,18 +148,16 @@ class ChatTemplate:
         asking = {"role": "user", "content": BLANK}
         once = self._without_prompt(_attempt(render, [*up_to, asking], False))
         twice = self._without_prompt(_attempt(render, [*up_to, asking, asking], False))
-        if once is not None and twice is not None and len(once.pieces) == len(twice.pieces):
-            first, second = once.pieces[-1], twice.pieces[-1]
-            if isinstance(first, str) and isinstance(second, str) and second.startswith(first):
-                place = whole.find_end_of(once.without_end(second[len(first) :]))
-                if place is not None:
-                    return place
+        if once is not None and twice is not None and twice.startswith(once):
+            turn = _without_end(once, twice[len(once) :])
+            if turn is not None and whole.startswith(turn):
+                return len(turn)
         raise _disagrees(len(up_to) - 1)
 
-    def _without_prompt(self, text: PieceText | None) -> PieceText | None:
+    def _without_prompt(self, text: str | None) -> str | None:
         """Remove the generation prompt of a template that always writes it."""
         prompt, is_always_there = self._prompts
-        return text.without_end(prompt) if text is not None and is_always_there else text
+        return _without_end(text, prompt) if text is not None and is_always_there else text
 
     @cached_property
     def _prompts(self) -> tuple[str, bool]:
@@ -248,7 +202,11 @@ def read_plain(messages: list[Message]) -> tuple[tuple[str, ...], list[str]] | N
     return tuple(roles), contents
 
 
-def _attempt(render: Callable[[list[Message], bool], Text], messages: list[Message], prompt: bool) -> Text | None:
+def _without_end(text: str, end: str) -> str | None:
+    return text[: len(text) - len(end)] if text.endswith(end) else None
+
+
+def _attempt(render: Render, messages: list[Message], prompt: bool) -> str | None:
     """Render a part of a conversation; return None if the template rejects it."""
     try:
         return render(messages, prompt)
@@ -263,29 +221,16 @@ def _disagrees(number: int) -> _TemplateRefused:
     )
 
 
-def _read_tags(text: PieceText, wanted: list[int]) -> tuple[PieceText, _Turns]:
+def _read_tags(text: str, wanted: list[int]) -> tuple[str, list[Turn]]:
     """Remove the marks of `{% generation %}` tags; return the text and the spans between them."""
-    pieces: list[Any] = []
-    edges: list[tuple[str, PieceOffset]] = []
-    for piece in text.pieces:
-        if isinstance(piece, ContentSlot):
-            pieces.append(piece)
-            continue
-        constant = ""
-        for part in re.split(f"([{BEGIN}{END}])", piece):
-            if part in (BEGIN, END):
-                edges.append((part, PieceOffset(len(pieces), len(constant))))
-            else:
-                constant += part
-        if constant:
-            pieces.append(constant)
-    kinds = "".join(kind for kind, _ in edges)
-    if kinds != (BEGIN + END) * (len(edges) // 2):
+    parts = re.split(f"([{BEGIN}{END}])", text)
+    constants, tags = parts[::2], parts[1::2]
+    if tags != [BEGIN, END] * (len(tags) // 2):
         raise _TemplateRefused("the chat template has {% generation %} tags inside each other")
-    begins, ends = [place for _, place in edges[::2]], [place for _, place in edges[1::2]]
+    edges = list(accumulate(map(len, constants)))
     # Either each tag belongs to one turn of the assistant, or all of them belong to the last turn.
-    numbers = wanted if len(wanted) == len(begins) else [wanted[-1] if wanted else 0] * len(begins)
-    return PieceText(pieces), list(zip(numbers, begins, ends, strict=True))
+    numbers = wanted if 2 * len(wanted) == len(tags) else [wanted[-1] if wanted else 0] * (len(tags) // 2)
+    return "".join(constants), list(map(Turn, numbers, edges[:-1:2], edges[1:-1:2]))
 
 
 def _compile(source: str) -> tuple[Any, bool, bool]:
