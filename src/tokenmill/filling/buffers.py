@@ -48,6 +48,9 @@ class BufferPool:
             described = {**described, "shape": shape}
         return np.asarray(_Lease(self._free, (memory, described)))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.dtype,)  # memory stays in its process
+
     def _allocate(self, size: int) -> npt.NDArray[Any]:
         num_bytes = size * self.dtype.itemsize
         if num_bytes < HUGE_PAGE // 2:

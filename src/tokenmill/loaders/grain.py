@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,15 +49,11 @@ class RowSource:
         dtype: npt.DTypeLike = np.int32,
     ) -> None:
         self.rows = as_rows(rows, "RowSource")
-        self._settings: dict[str, Any] = {
-            "layout": one_of(layout, LAYOUTS, "layout"),
-            "document_mask": flag(document_mask, "document_mask"),
-            "epochs": epochs,
-            "dtype": batch_dtype(dtype),
-        }
+        self._layout = one_of(layout, LAYOUTS, "layout")
+        self._document_mask = flag(document_mask, "document_mask")
+        self._pool = BufferPool(batch_dtype(dtype))
         num_rows = count_rows(rows, epochs)
         self._num_rows = sys.maxsize if num_rows is None else num_rows
-        self._pool = BufferPool(self._settings["dtype"])
 
     def __len__(self) -> int:
         return self._num_rows
@@ -68,19 +63,14 @@ class RowSource:
 
     def _getitems(self, indices: Sequence[int]) -> list[Any]:
         """Return several rows, filled together; Grain calls this when it reads in batches."""
-        chunk = Chunk(self.rows, np.array(indices), document_mask=self._settings["document_mask"])
-        chunk.fill(self._pool)
-        arrange = LAYOUTS[self._settings["layout"]]
+        chunk = Chunk(self.rows, np.array(indices), document_mask=self._document_mask).fill(self._pool)
         rows = (Batch(chunk.inputs[n], chunk.targets[n], chunk, n) for n in range(len(indices)))
-        return [map_parts(_first_row, _plain(arrange(row))) for row in rows]
+        return [map_parts(_first_row, _plain(LAYOUTS[self._layout](row))) for row in rows]
 
     def __repr__(self) -> str:
         # Grain's DataLoader compares this with the one in a checkpoint; more epochs make no other source.
-        settings = ", ".join(f"{name}={self._settings[name]!r}" for name in ("layout", "document_mask"))
+        settings = f"layout={self._layout!r}, document_mask={self._document_mask!r}"
         return f"RowSource({self.rows.fingerprint}, {settings})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(RowSource, self.rows, **self._settings), ()
 
 
 class GrainLoader(grain.IterDataset):  # type: ignore[misc]
