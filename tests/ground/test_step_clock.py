@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -335,7 +336,8 @@ def test_a_loader_names_its_bottleneck(tmp_path: Path) -> None:
 
 def test_a_loader_that_waits_for_the_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = itertools.count(0, 1000)
-    monkeypatch.setattr("tokenmill.loaders.base._count_faults", lambda: next(faults))
+    usage = lambda who: SimpleNamespace(ru_majflt=next(faults))  # noqa: E731
+    monkeypatch.setattr("tokenmill.loaders.base.resource.getrusage", usage)
     rows = tm.pack(tm.open(make_store(tmp_path, make_documents(200))), seq_len=16)
     for prefetch, todo in ((0, "pass prefetch=2"), (2, "move the store to a faster one")):
         loader = tm.Loader(rows, batch_size=2, prefetch=prefetch)

@@ -39,17 +39,11 @@ def has_gap(tokenizer: Tokenizer) -> bool:
 def splits_words(tokenizer: Tokenizer) -> bool:
     """Whether all parts of a `tokenizer.json` are known to keep words apart."""
     config = tokenizer.config
-    return (
-        config["model"].get("type") in MODELS
-        and _keeps_words_apart(config.get("pre_tokenizer"))
-        and _is_local(config.get("normalizer"))
-        and not has_gap(tokenizer)
-    )
-
-
-def _keeps_words_apart(step: Any) -> bool:
-    kind = step.get("type") if isinstance(step, dict) else None
-    return bool(step.get("use_regex", True)) if kind == "ByteLevel" else kind in PRE_TOKENIZERS
+    first: Any = config.get("pre_tokenizer")
+    kind = first.get("type") if isinstance(first, dict) else None
+    keeps_apart = first.get("use_regex", True) if kind == "ByteLevel" else kind in PRE_TOKENIZERS
+    is_known = config["model"].get("type") in MODELS and keeps_apart and _is_local(config.get("normalizer"))
+    return bool(is_known) and not has_gap(tokenizer)
 
 
 def _is_local(step: Any) -> bool:

@@ -189,8 +189,6 @@ def _locate_group(group: list[tuple[Documents, ResolvedRows]], num_rows: int) ->
         ends = np.cumsum(sizes)
         order = np.arange(int(sizes.sum())) + np.repeat(firsts - (ends - sizes), sizes)
         at = at[by_row] if len(at) < num_rows else None
-    edges = np.zeros(len(ends) + 1, np.int64)
-    edges[1:] = ends
     pairs = zip(group, spans, strict=True)
     addresses = join([documents.addresses(some.starts, some.lengths) for (documents, _), some in pairs])[order]
     apart: list[tuple[int, Documents, int]] = []
@@ -207,7 +205,7 @@ def _locate_group(group: list[tuple[Documents, ResolvedRows]], num_rows: int) ->
         is_contiguous=is_contiguous,
         stored=stored,
         at=at,
-        edges=edges,
+        edges=np.append(0, ends),
         lengths=join([some.lengths for some in spans])[order],
         indices=addresses // stored.itemsize - 1,
         apart=apart,

@@ -1,4 +1,4 @@
-"""A place in training as a few readable values, and the check that it belongs to a dataset.
+"""Check that the state of a loader, a place in training as a few readable values, belongs to a dataset.
 
 `next_row` is all that is needed to resume. The rest is there to detect another dataset, and to say what differs.
 """
@@ -11,21 +11,9 @@ from tokenmill.arguments import MOST_ROWS, show, whole_number
 from tokenmill.dataset.rows import Rows
 from tokenmill.errors import UsageError
 
-__all__ = ["check_state", "make_state"]
+__all__ = ["VERSION", "check_state"]
 
 VERSION = 1
-
-
-def make_state(rows: Rows, next_row: int, batch_size: int, world_size: int) -> dict[str, Any]:
-    """Make the state after all rows before `next_row`."""
-    return {
-        "version": VERSION,
-        "fingerprint": rows.fingerprint,
-        "next_row": next_row,
-        "batch_size": batch_size,
-        "world_size": world_size,
-        "dataset": rows.describe(),
-    }
 
 
 def check_state(state: Any, rows: Rows) -> int:
@@ -40,9 +28,8 @@ def check_state(state: Any, rows: Rows) -> int:
         raise UsageError(f"the state has version {version}; this tokenmill reads version {VERSION}")
     next_row = whole_number(state["next_row"], "the state's next_row", 0, MOST_ROWS)
     if state["fingerprint"] != rows.fingerprint:
-        ours, theirs = _without_later_stages(rows.describe(), next_row), state.get("dataset")
-        theirs = _without_later_stages(theirs, next_row)
-        found = _difference(theirs, ours, "")
+        both = (_without_later_stages(dataset, next_row) for dataset in (state.get("dataset"), rows.describe()))
+        found = _difference(*both)
         if found is not None:
             raise UsageError(f"the state is of another dataset: {found}; make the dataset as it was, or start anew")
     return next_row
@@ -50,9 +37,8 @@ def check_state(state: Any, rows: Rows) -> int:
 
 def _without_later_stages(description: Any, next_row: int) -> Any:
     """Drop stages that begin later: up to there the mixture is the same."""
-    if not isinstance(description, dict) or description.get("kind") != "mix":
-        return description
-    stages = description.get("stages")
+    is_mix = isinstance(description, dict) and description.get("kind") == "mix"
+    stages = description.get("stages") if is_mix else None
     if not isinstance(stages, dict):
         return description
     # In a state from a file, the row of a stage may be anything.
@@ -61,7 +47,7 @@ def _without_later_stages(description: Any, next_row: int) -> Any:
     return {**description, "stages": kept}
 
 
-def _difference(theirs: Any, ours: Any, where: str) -> str | None:
+def _difference(theirs: Any, ours: Any, where: str = "") -> str | None:
     """Describe the first difference."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         for key in [*ours, *(key for key in theirs if key not in ours)]:

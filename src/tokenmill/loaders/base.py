@@ -26,7 +26,7 @@ from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import Chunk
 from tokenmill.filling.layouts import LAYOUTS, map_parts
 from tokenmill.loaders._prefetch import Prefetcher
-from tokenmill.loaders._state import check_state, make_state
+from tokenmill.loaders._state import VERSION, check_state
 from tokenmill.loaders._world import find_rank
 
 __all__ = ["FRAMEWORKS", "Loader", "batch_dtype", "count_rows", "make_loader"]
@@ -140,7 +140,14 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch that was handed over, regardless of what was prefetched."""
-        return make_state(self.rows, self._next_row, self.batch_size, self.world_size)
+        return {
+            "version": VERSION,
+            "fingerprint": self.rows.fingerprint,
+            "next_row": self._next_row,
+            "batch_size": self.batch_size,
+            "world_size": self.world_size,
+            "dataset": self.rows.describe(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state of this dataset, also one with another number of ranks or another batch size.
@@ -319,7 +326,7 @@ class _Disk:
         self.rows_left = FIRST_ROWS
         """Read ahead until this many more rows are filled."""
         self._rows_unseen = 0
-        self._num_faults = _count_faults()
+        self._num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
         self._has_faulted = False
 
     @property
@@ -336,11 +343,7 @@ class _Disk:
         self._rows_unseen += num_rows
         if self.rows_left <= 0 and self._rows_unseen < FIRST_ROWS:
             return
-        num_faults = _count_faults()
+        num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
         if num_faults - self._num_faults > self._rows_unseen // 8:
             self.rows_left, self._has_faulted = SLOW_ROWS, True
         self._num_faults, self._rows_unseen = num_faults, 0
-
-
-def _count_faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

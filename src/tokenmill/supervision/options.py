@@ -24,12 +24,12 @@ class Supervision(msgspec.Struct, frozen=True, kw_only=True):
     """Whether conversations also get an end-of-text token, after the text of the template."""
 
     @property
-    def tools_key(self) -> str | None:
-        """The field with the tools of a conversation, beside its messages."""
-        return self.messages_key and ".".join([*self.messages_key.split(".")[:-1], "tools"])
+    def fields(self) -> tuple[str | None, ...]:
+        """The fields of messages, tools, prompt, response and weight. Tools are beside the messages."""
+        tools = self.messages_key and ".".join([*self.messages_key.split(".")[:-1], "tools"])
+        return self.messages_key, tools, self.prompt_key, self.response_key, self.weight_key
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The fields to read from each record."""
-        keys = (self.messages_key, self.tools_key, self.prompt_key, self.response_key, self.weight_key)
-        return tuple(key for key in keys if key)
+        return tuple(key for key in self.fields if key)

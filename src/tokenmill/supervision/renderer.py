@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,9 @@ class Renderer:
     def __init__(
         self, supervision: Supervision, tokenizer: Tokenizer, *, check_specials: bool, max_bytes: int = 1 << 62
     ) -> None:
-        self._options, self._keys = supervision, supervision.keys
-        self._tools_key, self._max_bytes = supervision.tools_key, max_bytes
+        self._options, self._max_bytes = supervision, max_bytes
+        # The value of each of the fields; -1 is the None that is put after a record, for a field that is not read.
+        self._pick = itemgetter(*(supervision.keys.index(key) if key else -1 for key in supervision.fields))
         known = "|".join(map(re.escape, tokenizer.special_tokens))
         self._specials = re.compile(known if known and check_specials else "(?!)")
         self._pieces = split_template(supervision.template)
@@ -65,17 +67,16 @@ class Renderer:
         return batch
 
     def _render(self, record: tuple[Any, ...]) -> Example | Refusal:
-        options, fields = self._options, dict(zip(self._keys, record, strict=True))
-        given = _read_weight(fields.get(options.weight_key or ""), options.weight_key)
+        messages, tools, prompt, response, value = self._pick((*record, None))
+        given = _read_weight(value, self._options.weight_key)
         if isinstance(given, Refusal):
             return given
-        messages = fields.get(options.messages_key or "")
         if messages is not None:
-            example = self._render_messages(messages, fields[self._tools_key or ""], *given)
-        elif options.prompt_key is not None:
-            example = self._render_pair(fields, *given)
+            example = self._render_messages(messages, tools, *given)
+        elif self._options.prompt_key is not None:
+            example = self._render_pair(prompt, response, *given)
         else:
-            return Refusal("missing-field", f"no field {options.messages_key!r}, or it is null")
+            return Refusal("missing-field", f"no field {self._options.messages_key!r}, or it is null")
         if isinstance(example, Refusal):
             return example
         text, trained = example
@@ -88,10 +89,9 @@ class Renderer:
             return Refusal("too-long", f"its text has more bytes than --max-document-bytes {self._max_bytes:,}")
         return example
 
-    def _render_pair(self, fields: dict[str, Any], weight: float, spans: Spans | None) -> Example | Refusal:
-        values = {}
-        for name, key in (("prompt", self._options.prompt_key), ("response", self._options.response_key)):
-            values[name] = value = fields[key or ""]
+    def _render_pair(self, prompt: Any, response: Any, weight: float, spans: Spans | None) -> Example | Refusal:
+        values = {"prompt": prompt, "response": response}
+        for key, value in ((self._options.prompt_key, prompt), (self._options.response_key, response)):
             if value is None:
                 return Refusal("missing-field", f"field {key!r} is missing or null")
             if type(value) is not str:
@@ -111,14 +111,15 @@ class Renderer:
         assert self._chat is not None
         if spans is not None:
             return Refusal("bad-weight", "spans of characters are for responses; give messages one number, or one each")
-        weights = _take_weights(messages, self._options.weight_key)
+        key = self._options.weight_key
+        weights = _take_weights(messages, key.rpartition(".")[2]) if key else None
         if isinstance(weights, Refusal):
             return weights
         plain = read_plain(messages) if type(messages) is list and messages else None
         cleaned = messages if plain else clean_messages(messages)
         if isinstance(cleaned, Refusal):
             return cleaned
-        if refusal := self._refuse_strings(plain[1] if plain else _strings(cleaned)):
+        if refusal := self._refuse_strings(plain[1] if plain else _strings(cleaned, but="role")):
             return refusal
         rendered = self._chat.apply(cleaned, tools or None)
         if isinstance(rendered, Refusal):
@@ -163,32 +164,24 @@ def clean_messages(messages: Any) -> list[dict[str, Any]] | Refusal:
     return cleaned
 
 
-def _strings(messages: list[dict[str, Any]]) -> list[str]:
-    """Collect all strings in messages, except keys and roles."""
+def _strings(values: Iterable[Any], but: str = "") -> list[str]:
+    """Collect all strings in values, except the keys of objects and the field `but` of these values."""
     found: list[str] = []
-    for message in messages:
-        if len(message) == 2 and type(message["content"]) is str:
-            found.append(message["content"])
-        else:
-            _collect_strings([value for key, value in message.items() if key != "role"], found)
+    for value in values:
+        if type(value) is str:
+            found.append(value)
+        elif isinstance(value, dict):
+            found += _strings(inner for key, inner in value.items() if key != but)
+        elif isinstance(value, list):
+            found += _strings(value)
     return found
 
 
-def _collect_strings(value: Any, found: list[str]) -> None:
-    if type(value) is str:
-        found.append(value)
-    elif isinstance(value, (dict, list)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            _collect_strings(inner, found)
-
-
-def _take_weights(messages: Any, key: str | None) -> list[float] | Refusal:
+def _take_weights(messages: Any, key: str) -> list[float] | Refusal:
     """Remove and return the weight of each message, as in OpenAI's fine-tuning format; the default is 1."""
     weights: list[float] = []
-    name = (key or "").rpartition(".")[2]
-    for message in messages if name and isinstance(messages, list) else []:
-        value = message.pop(name, None) if isinstance(message, dict) else None
-        given = _read_weight(value, name)
+    for message in messages if isinstance(messages, list) else []:
+        given = _read_weight(message.pop(key, None) if isinstance(message, dict) else None, key)
         if isinstance(given, Refusal):
             return given
         weights.append(given[0])
