@@ -70,12 +70,13 @@ class Trace:
         slots, parts = list(recorder.slots), _MARK.split(text)
         self._pieces = [slots[int(part)] if number % 2 else part for number, part in enumerate(parts)]
         starts = [0, *accumulate(len(part) + 2 * (number % 2) for number, part in enumerate(parts))]
-        # The piece in which a turn starts or stops, and the characters of that piece before the place.
-        pieces = [[bisect_right(starts, place, hi=len(parts)) - 1 for place in turn[1:]] for turn in turns]
-        self._turns = [
-            (turn.message, first, turn.start - starts[first], last, turn.stop - starts[last])
-            for turn, (first, last) in zip(turns, pieces, strict=True)
-        ]
+
+        def locate(place: int) -> tuple[int, int]:
+            """Return the piece in which a place is, and the characters of that piece before it."""
+            piece = bisect_right(starts, place, hi=len(parts)) - 1
+            return piece, place - starts[piece]
+
+        self._turns = [(turn.message, *locate(turn.start), *locate(turn.stop)) for turn in turns]
 
     def fits(self, contents: list[str]) -> bool:
         """Whether the template would do the same with other contents."""
