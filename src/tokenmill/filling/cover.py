@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,34 +63,44 @@ class Cover:
     ) -> None:
         """Write the given fields for every token of the rows from `start` up to `stop`.
 
-        Arrays have one row for each of them. A position is that of a token in its document's part of the row.
+        A position is that of a token in its document's part of the row.
         """
-        lengths, starts = self._segments.lengths, self._segments.starts
+        lengths = self._segments.lengths
         if kernels.compiled is not None:
             some = slice(self._edges[start], self._edges[stop])
             kernels.compiled.spread(lengths[some], self._ids[some], positions, segment_ids)
             return
-        # A few rows at a time stay in the CPU cache, in the smallest type that counts the tokens of a row.
-        kind = np.min_scalar_type(self.seq_len)
-        places = np.arange(self.seq_len, dtype=kind)
-        step = max(1, kernels.TOKENS_AT_ONCE // self.seq_len)
-        for first in range(start, stop, step):
-            last = min(first + step, stop)
-            some, rows = slice(self._edges[first], self._edges[last]), slice(first - start, last - start)
+        counting = _counting(self.seq_len)
+        for segments, tokens in self._steps(start, stop):
+            times = lengths[segments]
             if positions is not None:
-                firsts = starts[some].astype(kind).repeat(lengths[some])
-                positions[rows] = places - firsts.reshape(-1, self.seq_len)
+                places = self._starts[segments].repeat(times)
+                np.subtract(counting[: len(places)], places, out=places)
+                positions[tokens] = places
             if segment_ids is not None:
-                segment_ids[rows] = self._ids[some].astype(kind).repeat(lengths[some]).reshape(-1, self.seq_len)
+                segment_ids[tokens] = self._ids[segments].repeat(times)
 
     @cached_property
-    def _ids(self) -> npt.NDArray[np.int32]:
+    def _starts(self) -> npt.NDArray[Any]:
+        """The start of each segment in its row, in as few bytes as hold it."""
+        return self._segments.starts.astype(_counting(self.seq_len).dtype)
+
+    @cached_property
+    def _ids(self) -> npt.NDArray[Any]:
         """1, 2, ... in each row, and 0 for padding."""
         numbers = np.arange(1, len(self._bounds))
-        ids: npt.NDArray[np.int32] = (numbers - self._edges[:-1].repeat(np.diff(self._edges))).astype(np.int32)
+        ids: Integers = numbers - self._edges[:-1].repeat(np.diff(self._edges))
         if self._is_padded:
             ids[self._segments.documents == PADDING] = 0
-        return ids
+        return ids.astype(np.int32) if kernels.compiled is not None else _narrow(ids)
+
+    def _steps(self, start: int, stop: int) -> Iterator[tuple[slice, slice]]:
+        """Yield the segments and the tokens of a few rows at a time, which stay in the CPU cache."""
+        step = _rows_at_once(self.seq_len)
+        cuts = self._edges[start:stop:step].tolist()
+        for number, (first, last) in enumerate(pairwise([*cuts, int(self._edges[stop])])):
+            place = number * step * self.seq_len
+            yield slice(first, last), slice(place, place + step * self.seq_len)
 
     @cached_property
     def cu_seqlens(self) -> list[npt.NDArray[np.int32]]:
@@ -115,6 +127,21 @@ class Cover:
         columns = (self._segments.documents[some], self._segments.starts[some], self._segments.lengths[some])
         found = zip(*(column.tolist() for column in columns), strict=True)
         return [segment for segment in found if segment[0] != PADDING]
+
+
+def _rows_at_once(seq_len: int) -> int:
+    return max(1, kernels.TOKENS_AT_ONCE // seq_len)
+
+
+def _narrow(values: Integers) -> npt.NDArray[Any]:
+    """Convert values to the smallest type that holds them, because one is written for every token."""
+    return values.astype(np.min_scalar_type(int(values.max(initial=0))))
+
+
+@lru_cache(maxsize=8)
+def _counting(seq_len: int) -> npt.NDArray[Any]:
+    """Return the place of each token in its row, for as many rows as are spread at once."""
+    return np.tile(_narrow(np.arange(seq_len)), _rows_at_once(seq_len))
 
 
 def _count_up(counts: Integers | npt.NDArray[np.bool_]) -> Integers:

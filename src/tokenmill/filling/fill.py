@@ -136,8 +136,7 @@ class Chunk:
             cover.asked.add(name)
             names = [name for name in cover.asked if name not in self._spreads]
             arrays = dict(zip(names, _SPREADS.take((len(names), *self.inputs.shape)), strict=True))
-            rows = {name: array.reshape(-1, self.seq_len) for name, array in arrays.items()}
-            cover.spread(self.start, self.stop, **rows)
+            cover.spread(self.start, self.stop, **{name: array.reshape(-1) for name, array in arrays.items()})
             self._spreads.update(arrays)
         return self._spreads[name]
 
