@@ -60,9 +60,9 @@ class WorkerCounts(msgspec.Struct):
 class TaskTime(msgspec.Struct, frozen=True):
     """How long a task took."""
 
-    task: str
-    input: str
-    seconds: float
+    task: str = ""
+    input: str = ""
+    seconds: float = 0.0
 
 
 class Counts(msgspec.Struct):
@@ -85,8 +85,8 @@ class Counts(msgspec.Struct):
     """The memory of all processes; None if they run on this machine, where it is measured."""
     workers: dict[str, WorkerCounts] = msgspec.field(default_factory=dict)
     """The workers that have had a task, by name."""
-    slowest: TaskTime | None = None
-    """The slowest finished task."""
+    slowest: TaskTime = TaskTime()
+    """The slowest finished task; 0 seconds before the first one has finished."""
 
     def start_task(self, worker: str, pid: int, task: str, input: str) -> None:
         """Note that a worker has started a task."""
@@ -101,5 +101,5 @@ class Counts(msgspec.Struct):
         taken = TaskTime(known.task, known.input, time.monotonic() - known.task_started)
         known.seconds += taken.seconds
         known.task = ""
-        if self.slowest is None or taken.seconds > self.slowest.seconds:
+        if taken.seconds > self.slowest.seconds:
             self.slowest = taken

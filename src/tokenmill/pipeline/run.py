@@ -28,6 +28,7 @@ from tokenmill.executors.base import Executor
 from tokenmill.inputs.dataset_objects import DatasetRows, find_text_key, is_dataset, staged
 from tokenmill.pipeline import PRELOAD
 from tokenmill.pipeline.input_file import check_unchanged, explain_formats
+from tokenmill.pipeline.journal.attempts import Observer
 from tokenmill.pipeline.journal.finish import Completion, finish, list_missing, read_completion
 from tokenmill.pipeline.journal.journal import Journal, SavedPlan
 from tokenmill.pipeline.journal.locks import is_lock, locked, taking_turns
@@ -42,7 +43,6 @@ from tokenmill.pipeline.signals import Interrupted, SignalReceived, signals_as_e
 from tokenmill.pipeline.workers.attempt import Attempt, warm_engine
 from tokenmill.pipeline.workers.engine_cache import EngineKey
 from tokenmill.pipeline.workers.messages import Failed
-from tokenmill.pipeline.workers.observer import Observer
 from tokenmill.store.manifest import MANIFEST, Manifest
 from tokenmill.store.remote_store import open_store
 from tokenmill.store.store import TokenStore
@@ -193,7 +193,7 @@ def make_store(
         prepared = replace(prepared, files=state.plan.inputs)
         _say_notes(prepared, state, display, has_locks=has_locks)
         budget = budget or _join_cluster(executor, prepared, display)
-        observer = Observer(store, display, budget, prepared.share, mirror)
+        observer = Observer(journal, display, budget)
         with _watched(observer, journal, state, executor):
             if any(state.remaining()) or (state.done and journal.gate() is None):
                 Attempt(prepared, journal, state, executor, budget, observer, display).run()

@@ -15,6 +15,7 @@ from tokenmill.executors.base import Executor
 from tokenmill.executors.local import LocalExecutor
 from tokenmill.machine import physical_cpus
 from tokenmill.pipeline.job import Job
+from tokenmill.pipeline.journal.attempts import Observer
 from tokenmill.pipeline.journal.finish import describe_gate
 from tokenmill.pipeline.journal.journal import GateRecord, Journal
 from tokenmill.pipeline.journal.mirror import PLAN
@@ -24,7 +25,6 @@ from tokenmill.pipeline.plan.prepare import Prepared
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.task.parity import GateResult
 from tokenmill.pipeline.workers.engine_cache import EngineKey, Warming
-from tokenmill.pipeline.workers.observer import Observer
 from tokenmill.pipeline.workers.scheduler import Scheduler
 from tokenmill.store.manifest import ParityInfo
 
