@@ -141,7 +141,6 @@ PIPELINE = [
     {"settings", "signals", "counts", "input_file"},
     {"request"},
     {"plan"},
-    {"job"},
     {"journal"},
     {"task"},
     {"workers"},

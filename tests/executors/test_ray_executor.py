@@ -28,7 +28,7 @@ from tokenmill.display import Silence, Snapshot
 from tokenmill.errors import DataError, TokenmillError, UsageError
 from tokenmill.executors.base import Call, CallEvent, Lost
 from tokenmill.executors.ray import RayExecutor
-from tokenmill.pipeline.journal import claim
+from tokenmill.pipeline.journal import locks
 from tokenmill.pipeline.workers import room, scheduler, worker
 from tokenmill.pipeline.workers.messages import (
     Failed,
@@ -245,7 +245,7 @@ class Deserting(InlineCluster):
 def test_calls_of_a_killed_run_publish_nothing_into_the_next(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim, "SEEN_SECONDS", 0.0)
+    monkeypatch.setattr(locks, "SEEN_SECONDS", 0.0)
     request = request_of(corpus, tmp_path / "out", **{**FLAGS, "workers": 4})
     deserted = Deserting()
     with pytest.raises(KeyboardInterrupt):
@@ -283,7 +283,7 @@ def test_a_call_looks_who_has_the_store_before_it_publishes(
 
     def tokenize_while_another_begins(task: Any) -> Any:
         output = tokenize(task)
-        claim.claim(own.place, "another")
+        locks.claim(own.place, "another")
         return output
 
     before = snapshot(tmp_path / "out")
@@ -298,7 +298,7 @@ def test_a_call_looks_who_has_the_store_before_it_publishes(
 def test_a_machine_that_does_not_see_the_store_says_so(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim, "SEEN_SECONDS", 0.0)
+    monkeypatch.setattr(locks, "SEEN_SECONDS", 0.0)
     call = begin(corpus, tmp_path / "out")[0]
     shared = msgspec.msgpack.decode(call.context, type=worker.SharedJob)
     job = msgspec.structs.replace(shared.job, store=str(tmp_path / "elsewhere"))

@@ -40,8 +40,8 @@ from tokenmill.pipeline.plan.ranks import WHOLE, Share, membership
 from tokenmill.pipeline.plan.tasks import Plan, make_plan
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.signals import Interrupted, SignalReceived, signals_as_exceptions
-from tokenmill.pipeline.workers.attempt import Attempt, warm_engine
-from tokenmill.pipeline.workers.engine_cache import EngineKey
+from tokenmill.pipeline.workers.attempt import Attempt
+from tokenmill.pipeline.workers.engine_cache import EngineKey, warm_engine
 from tokenmill.pipeline.workers.messages import Failed
 from tokenmill.store.manifest import MANIFEST, Manifest
 from tokenmill.store.remote_store import open_store

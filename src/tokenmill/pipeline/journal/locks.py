@@ -3,6 +3,10 @@
 These are kernel locks (flock), which end with the process that holds them, even if it is killed. A disk shared by
 several machines may not support them. Published files are still whole then, because every file is renamed into place
 and has the same bytes from every writer.
+
+No lock reaches processes on the machines of a cluster. For these, `attempt.json` in the journal holds the digest of
+the attempt that claimed the store last. They read it before they publish a task, so a call that outlives its run does
+not write into the store of the next one.
 """
 
 from __future__ import annotations
@@ -19,12 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+import msgspec
+
+from tokenmill.arguments import is_remote
 from tokenmill.errors import StoreError
+from tokenmill.files import write_durably
+from tokenmill.pipeline.journal.mirror import JOURNAL, Mirror
 from tokenmill.pipeline.plan.ranks import WHOLE, Share
 
 __all__ = [
+    "SHARED",
     "Holder",
     "StoreInUseError",
+    "check_claim",
+    "claim",
     "find_directory",
     "find_holders",
     "is_in_use",
@@ -34,6 +46,7 @@ __all__ = [
     "sweep_locks",
     "taking_turns",
     "try_lock",
+    "wait_for_claim",
 ]
 
 ORPHAN_SECONDS = 15.0
@@ -42,6 +55,10 @@ TURN = ".turn.lock"
 NAME = re.compile(r"\.(?:rank-(\d+)-of-(\d+)\.)?(workers\.)?lock")
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 """The errors of file systems without locks."""
+SEEN_SECONDS = 5.0
+"""How long a file may take to become visible on another machine."""
+SHARED = "it must be on storage that all machines of the cluster share"
+ATTEMPT = f"{JOURNAL}/attempt.json"
 
 
 class StoreInUseError(StoreError):
@@ -220,3 +237,39 @@ def _is_same_file(file: BinaryIO, path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
+
+
+def claim(place: str, digest: str) -> None:
+    """Take the right to publish at `place`, a directory or a URL, from earlier attempts."""
+    data = msgspec.json.encode(digest)
+    if is_remote(place):
+        Mirror(place).put(ATTEMPT, data)
+    else:
+        write_durably(Path(place) / ATTEMPT, data)
+
+
+def wait_for_claim(place: str, digest: str) -> None:
+    """Wait until this machine sees the claim of its own run; raise if it does not share the storage."""
+    deadline = time.monotonic() + SEEN_SECONDS
+    while _read_claim(place) != digest:
+        if time.monotonic() > deadline:
+            raise StoreError(
+                f"{socket.gethostname()} does not see the same {place} as the machine that started the run: {SHARED}"
+            )
+        time.sleep(0.2)
+
+
+def check_claim(place: str, digest: str) -> None:
+    """Raise if another attempt has claimed the store."""
+    if _read_claim(place) != digest:
+        raise StoreError(f"{place} has been taken over by another run")
+
+
+def _read_claim(place: str) -> str | None:
+    data = None
+    if is_remote(place):
+        data = Mirror(place).read(ATTEMPT)
+    else:
+        with suppress(FileNotFoundError):
+            data = (Path(place) / ATTEMPT).read_bytes()
+    return None if data is None else msgspec.json.decode(data, type=str)

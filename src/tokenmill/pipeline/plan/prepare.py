@@ -1,4 +1,7 @@
-"""Resolve and check a request before the run writes anything: its inputs, tokenizer and engine."""
+"""Resolve and check a request before the run writes anything: its inputs, tokenizer and engine.
+
+The run makes a `Job` of what was prepared, which it sends to every process.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from tokenmill.inputs import expand_inputs, text_key_of
 from tokenmill.pipeline.input_file import InputFile, inspect_inputs
 from tokenmill.pipeline.plan.ranks import WHOLE, Share, find_share
 from tokenmill.pipeline.request import Request
-from tokenmill.pipeline.settings import Settings
+from tokenmill.pipeline.settings import OnError, Settings
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["Job", "Prepared", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,32 @@ class Prepared:
     def tokenizer_bytes(self) -> int:
         """The size of the tokenizer's main file, from which the memory of engines is estimated."""
         return len(self.tokenizer.files[self.tokenizer.main_file])
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a process needs to run any task of a run."""
+
+    store: str
+    inputs: list[InputFile]
+    settings: Settings
+    engine: str
+    vocab_size: int
+    special_ids: list[int]
+    on_error: OnError
+    batch_size: int | None
+    worker_bytes: int
+    """The memory limit of one worker."""
+    profile: str | None = None
+    """The file to which the worker with this job writes its profile."""
+    mirror: str | None = None
+    """The URL of the store if it is in a bucket; `store` is a scratch directory then."""
+    plan_tag: str | None = None
+    """The ETag of the plan in the bucket."""
+    scratch: str | None = None
+    """The folder in which machines of a cluster create their own scratch directories."""
+    share: Share = WHOLE
+    attempt: str = ""
+    """A unique word for the names of temporary files."""
 
 
 def prepare(

@@ -17,8 +17,8 @@ import xxhash
 from tokenmill.errors import DataError
 from tokenmill.files import sync_directory
 from tokenmill.pipeline.input_file import InputFile
-from tokenmill.pipeline.job import Job
 from tokenmill.pipeline.journal.journal import Journal, StoredReject, TaskRecord
+from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.plan.tasks import Task
 from tokenmill.remote.paths import InputPath, input_path
 from tokenmill.store.shard import ShardWriter, publish_shard

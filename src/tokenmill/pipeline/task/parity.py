@@ -18,7 +18,7 @@ from tokenmill.engines.decoder import Decoder
 from tokenmill.engines.probe_strings import make_probe_strings
 from tokenmill.errors import UsageError
 from tokenmill.formatting import show_safely
-from tokenmill.pipeline.job import Job
+from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.task.runner import surround
 from tokenmill.pipeline.task.sample import Document, take_sample
 from tokenmill.store.manifest import ParityInfo

@@ -22,8 +22,8 @@ from tokenmill.engines.base import Engine
 from tokenmill.errors import DataError
 from tokenmill.pipeline.counts import Stages
 from tokenmill.pipeline.input_file import Span, check_unchanged, read_span
-from tokenmill.pipeline.job import Job
 from tokenmill.pipeline.journal.journal import Journal
+from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.plan.tasks import Task
 from tokenmill.pipeline.settings import TokenPolicy
 from tokenmill.pipeline.task.output import TaskOutput

@@ -21,7 +21,7 @@ from tokenmill.compression import ByteStream, DamagedInput
 from tokenmill.errors import StoreError
 from tokenmill.files import InputStream
 from tokenmill.pipeline.input_file import InputFile, Render, Span, TextStream
-from tokenmill.pipeline.job import Job
+from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.plan.tasks import Stream, Task
 from tokenmill.readers import delimited_reader_for
 from tokenmill.readers.base import BLOCK_BYTES, ReadOptions

@@ -6,37 +6,26 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from tokenmill.display import Display
 from tokenmill.engines import Tokenizer
 from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.executors.base import Executor
 from tokenmill.executors.local import LocalExecutor
 from tokenmill.machine import physical_cpus
-from tokenmill.pipeline.job import Job
 from tokenmill.pipeline.journal.attempts import Observer
 from tokenmill.pipeline.journal.finish import describe_gate
 from tokenmill.pipeline.journal.journal import GateRecord, Journal
 from tokenmill.pipeline.journal.mirror import PLAN
 from tokenmill.pipeline.journal.resume import RunState
 from tokenmill.pipeline.plan.budget import Budget
-from tokenmill.pipeline.plan.prepare import Prepared
+from tokenmill.pipeline.plan.prepare import Job, Prepared
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.task.parity import GateResult
-from tokenmill.pipeline.workers.engine_cache import EngineKey, Warming
+from tokenmill.pipeline.workers.engine_cache import EngineKey, warm_engine
 from tokenmill.pipeline.workers.scheduler import Scheduler
 from tokenmill.store.manifest import ParityInfo
 
-__all__ = ["Attempt", "make_job", "warm_engine"]
-
-WARM = "tokenmill.pipeline.workers.worker:warm"
-
-
-def warm_engine(executor: Executor, source: Path | None, key: EngineKey) -> None:
-    """Load the engine before the first process is forked; `source` is a file or directory of its tokenizer."""
-    if executor.shares_disk and source is not None:
-        executor.warm(WARM, msgspec.json.encode(Warming(key, str(source.absolute()))))
+__all__ = ["Attempt", "make_job"]
 
 
 @dataclass(frozen=True)

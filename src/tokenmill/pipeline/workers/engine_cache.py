@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import psutil
 
 from tokenmill.engines import Engine, SpecialTokens, create, load_tokenizer
 from tokenmill.errors import StoreError
-from tokenmill.pipeline.job import Job
+from tokenmill.executors.base import Executor
+from tokenmill.pipeline.plan.prepare import Job
 
-__all__ = ["EngineCache", "EngineKey", "Warming", "keep_engine"]
+__all__ = ["EngineCache", "EngineKey", "warm_engine"]
 
+WARM = f"{__name__}:warm"
 SMALLEST_CACHE = 100_000_000
 
 
@@ -25,11 +28,11 @@ class EngineKey(msgspec.Struct, frozen=True):
     sha256: str
     """The hash of the tokenizer."""
 
-    def load(self, path: Path) -> Engine:
-        """Load the engine from the tokenizer's files, or return the one that this process keeps."""
+    def load(self, path: str) -> Engine:
+        """Load the engine from the tokenizer's file or directory, or return the one that this process keeps."""
         if self in _kept:
             return _kept[self]
-        tokenizer = load_tokenizer(str(path))
+        tokenizer = load_tokenizer(path)
         if tokenizer.sha256 != self.sha256:
             raise StoreError(f"the tokenizer in {path} changed while it was read; run the same command again")
         return create(self.engine, tokenizer, self.special_tokens)  # type: ignore[arg-type]
@@ -38,16 +41,18 @@ class EngineKey(msgspec.Struct, frozen=True):
 _kept: dict[EngineKey, Engine] = {}
 
 
-class Warming(msgspec.Struct, frozen=True):
-    """An engine to load before processes are forked, and a file or directory of its tokenizer."""
+def warm_engine(executor: Executor, source: Path | None, key: EngineKey) -> None:
+    """Load the engine before the first process is forked; `source` is a file or directory of its tokenizer."""
+    if executor.shares_disk and source is not None:
+        executor.warm(WARM, msgspec.json.encode((key, str(source.absolute()))))
 
-    key: EngineKey
-    path: str
 
-
-def keep_engine(warming: Warming) -> None:
-    """Load an engine before processes are forked from this one, which then share its memory."""
-    _kept[warming.key] = warming.key.load(Path(warming.path))
+def warm(payload: bytes) -> None:
+    """Load the engine in the fork server; workers forked from it share the memory."""
+    # A worker will meet the same error and report it.
+    with suppress(Exception):
+        key, path = msgspec.json.decode(payload, type=tuple[EngineKey, str])
+        _kept[key] = key.load(path)
 
 
 class EngineCache:
@@ -69,7 +74,7 @@ class EngineCache:
         """The engine, loaded on first use."""
         settings = self._job.settings
         key = EngineKey(self._job.engine, settings.policy.special_tokens, settings.tokenizer_sha256)
-        engine = key.load(Path(self._job.store) / "tokenizer")
+        engine = key.load(f"{self._job.store}/tokenizer")
         # Whatever the budget, a cache needs some room, or the engine would be recycled all the time.
         self._memory_limit = max(self._job.worker_bytes, self.memory_bytes + SMALLEST_CACHE)
         return engine

@@ -24,10 +24,10 @@ import msgspec
 from tokenmill.errors import DataError, TokenmillError
 from tokenmill.executors.base import Answer, Call, CallEvent, Executor, Lost, Note, Started
 from tokenmill.pipeline.counts import Counts
-from tokenmill.pipeline.job import Job
 from tokenmill.pipeline.journal.journal import Journal, TaskRecord
 from tokenmill.pipeline.journal.resume import RunState
 from tokenmill.pipeline.plan.budget import Budget
+from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.plan.tasks import Stream, Task
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.task.output import publish_task

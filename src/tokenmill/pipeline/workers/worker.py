@@ -21,7 +21,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,18 +31,17 @@ import xxhash
 from tokenmill.errors import DataError, TokenmillError
 from tokenmill.executors.base import Post
 from tokenmill.pipeline.counts import Stages
-from tokenmill.pipeline.job import Job
-from tokenmill.pipeline.journal.claim import SHARED, check_claim, claim, wait_for_claim
 from tokenmill.pipeline.journal.finish import package_version
 from tokenmill.pipeline.journal.journal import Journal, TaskRecord
-from tokenmill.pipeline.journal.locks import join_workers
+from tokenmill.pipeline.journal.locks import SHARED, check_claim, claim, join_workers, wait_for_claim
 from tokenmill.pipeline.journal.mirror import JOURNAL, Mirror, scratch_directory
+from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.plan.tasks import Stream, Task
 from tokenmill.pipeline.task.output import TaskOutput
 from tokenmill.pipeline.task.parity import GateResult, run_gate
 from tokenmill.pipeline.task.runner import TaskRunner
 from tokenmill.pipeline.task.streams import cut_tasks, take_file
-from tokenmill.pipeline.workers.engine_cache import EngineCache, Warming, keep_engine
+from tokenmill.pipeline.workers.engine_cache import EngineCache
 from tokenmill.pipeline.workers.messages import (
     Cut,
     CutStream,
@@ -59,7 +58,7 @@ from tokenmill.pipeline.workers.profile import Profile, claim_profile
 from tokenmill.remote.paths import input_path
 from tokenmill.remote.remote_errors import RemoteError
 
-__all__ = ["RUN_CALL", "preload", "run_call", "share_job", "warm"]
+__all__ = ["RUN_CALL", "preload", "run_call", "share_job"]
 
 RUN_CALL = f"{__name__}:run_call"
 NOTE_SECONDS = 0.25
@@ -90,13 +89,6 @@ def preload(_payload: bytes) -> None:
     from tokenmill.engines.gigatoken import return_plain_arrays
 
     return_plain_arrays()
-
-
-def warm(payload: bytes) -> None:
-    """Load the engine in the fork server; workers forked from it share the memory."""
-    # A worker will meet the same error and report it.
-    with suppress(Exception):
-        keep_engine(msgspec.json.decode(payload, type=Warming))
 
 
 def run_call(post: Post, context: bytes, payload: bytes) -> bytes:
