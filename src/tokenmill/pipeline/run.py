@@ -218,11 +218,10 @@ def _watched(observer: Observer, journal: Journal, state: RunState, executor: Ex
     try:
         yield
     except BaseException as error:
-        described = _describe_error(error, journal.store)
         executor.close()
-        observer.close(completed=False, reason=str(described), counts=state.counts())
-        journal.sweep_unfinished()
-        raise described from None
+        observer.close(completed=False, reason=str(_describe_error(error, journal.store)), counts=state.counts())
+        journal.sweep()
+        raise
     executor.close()
     # A rank that had nothing to do is recorded, too.
     observer.close(completed=True, counts=None if journal.share.is_whole else state.counts())
@@ -238,9 +237,8 @@ def _conclude(prepared: Prepared, journal: Journal, state: RunState, observer: O
                 raise StoreError(f"{journal.folder} has entries for {completion}; run the same command again")
             journal.sweep_own()
     except Exception as error:
-        described = _describe_error(error, journal.store)
-        observer.mark_failed(str(described))
-        raise described from None
+        observer.mark_failed(str(_describe_error(error, journal.store)))
+        raise
     num_own = 0 if manifest or completion is None else sum(map(membership(state.part), completion.done))
     return Outcome(manifest, observer, journal.share, completion, num_own)
 

@@ -143,7 +143,7 @@ def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Man
     gate = journal.gate()
     if gate is None:
         raise StoreError(f"{journal.folder} has no result of the parity gate; run the same tokenize command again")
-    journal.sweep_all({record.name: record for record in records})
+    journal.sweep_all(records)
     store = journal.store
     rejects: Counter[str] = Counter()
     for record in records:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -123,9 +123,7 @@ class Journal:
         """Save the plan before the first task; return False if another rank has just saved it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         sync_directory(self.store)
-        data = msgspec.json.encode(plan)
-        there = self.mirror.create(f"{self.folder.name}/plan.json", data) if self.mirror is not None else None
-        return create_durably(self.folder / "plan.json", there or data) and there is None
+        return self._create("plan.json", plan)
 
     def amend(self, plan: SavedPlan) -> None:
         """Replace the saved plan because inputs were modified since the run began."""
@@ -136,6 +134,15 @@ class Journal:
         if self.mirror is not None:
             self.mirror.put(f"{self.folder.name}/{name}", data)
         write_durably(self.folder / name, data)
+
+    def _create(self, name: str, entry: msgspec.Struct) -> bool:
+        """Write a file and return True; return False if it exists. A bucket decides for all machines."""
+        data = msgspec.json.encode(entry)
+        if self.mirror is None:
+            return create_durably(self.folder / name, data)
+        there = self.mirror.create(f"{self.folder.name}/{name}", data)
+        write_durably(self.folder / name, there or data)
+        return there is None
 
     def saved_plan(self) -> SavedPlan:
         """Read the saved plan of the run."""
@@ -152,15 +159,10 @@ class Journal:
 
     def save_gate_once(self, record: GateRecord) -> GateRecord | None:
         """Save the result of the gate and return None; if an attempt has saved one before, return that."""
-        data = msgspec.json.encode(record)
-        if self.mirror is None:
-            is_first = create_durably(self.folder / "gate.json", data)
-        else:
-            there = self.mirror.create(f"{self.folder.name}/gate.json", data)
-            is_first = there is None
-            write_durably(self.folder / "gate.json", there or data)
-        known = None if is_first else self.gate()
-        if known is None and not is_first:
+        if self._create("gate.json", record):
+            return None
+        known = self.gate()
+        if known is None:
             # It is damaged.
             self.save_gate(record)
         return known
@@ -201,11 +203,9 @@ class Journal:
         """List the names of all files in the journal, of all ranks; none if the run is finished."""
         if self.mirror is not None:
             return self.mirror.journal_names()
-        try:
-            with os.scandir(self.folder) as found:
-                return {entry.name for entry in found}
-        except FileNotFoundError:
-            return set()
+        with suppress(FileNotFoundError):
+            return set(os.listdir(self.folder))  # noqa: PTH208
+        return set()
 
     def names(self) -> list[str]:
         """List the tasks that have an entry, in input order."""
@@ -257,7 +257,7 @@ class Journal:
             path.unlink()
             if self.mirror is not None:
                 self.mirror.delete([f"{self.folder.name}/{path.name}"])
-        self.sweep_all({})
+        self.sweep_all([])
 
     def rejects_path(self, name: str) -> Path:
         """The file that keeps the rejects of a task until they are joined."""
@@ -292,31 +292,28 @@ class Journal:
     def _stream_path(self, input: int) -> Path:
         return self.folder / f"stream-{input:05d}.json"
 
-    def sweep_unfinished(self) -> None:
-        """Remove the files of this attempt that have no entry."""
-        self.sweep({record.name: record for record in self.records()})
+    def sweep(self, done: Iterable[TaskRecord] | None = None) -> None:
+        """Remove the leftovers of killed attempts: temporary files, spooled text, shards of tasks that are not done.
 
-    def sweep(self, done: dict[str, TaskRecord]) -> None:
-        """Remove the leftovers of killed attempts: temporary files, spooled text, shards without an entry.
-
-        A rank removes only files with names of its own attempts: another rank may be running and may be about to write
-        the entry of a shard that has none yet.
+        Without `done`, these are the tasks without an entry. A rank removes only files with names of its own attempts:
+        another rank may be running and may be about to write the entry of a shard that has none yet.
         """
         if self.share.is_whole:
-            self.sweep_all(done)
+            self.sweep_all(self.records() if done is None else done)
         else:
             self.sweep_own()
 
-    def sweep_all(self, done: dict[str, TaskRecord]) -> None:
+    def sweep_all(self, done: Iterable[TaskRecord]) -> None:
         """Remove the leftovers of all ranks; no rank may be running."""
+        shards = {record.name: [shard.name for shard in record.shards.values()] for record in done}
         shutil.rmtree(self.folder / "spool", ignore_errors=True)
         for folder in (self.folder, self.store, self.store / "tokenizer"):
             for path in folder.glob("*.tmp"):
                 path.unlink(missing_ok=True)
         for path in self.folder.glob("*.rejects.jsonl"):
-            if path.name.removesuffix(".rejects.jsonl") not in done:
+            if path.name.removesuffix(".rejects.jsonl") not in shards:
                 path.unlink(missing_ok=True)
-        known = {shard.name for record in done.values() for shard in record.shards.values()}
+        known = {name for names in shards.values() for name in names}
         for split in ("train", "val"):
             for path in (self.store / split).glob("shard-*"):
                 if path.name.endswith(".tmp") or f"{split}/{path.name.split('.')[0]}" not in known:

@@ -186,7 +186,7 @@ def _resume(
         notes.append(f"{names}: modified since the run began; its {redone} finished tasks are done again")
     if done:
         notes.append(f"continuing: {len(done):,} tasks are already done")
-    journal.sweep(done)
+    journal.sweep(done.values())
     return RunState(None, plan, part, done, journal.ended_streams(files), tuple(notes))
 
 

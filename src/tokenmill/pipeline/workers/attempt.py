@@ -57,7 +57,7 @@ class Attempt:
         self.display.say(f"{difference}; using {parity.reference}, which is slower", style="bold red")
         if self.executor.shares_disk:
             self.executor.close()
-            self.journal.sweep_unfinished()
+            self.journal.sweep()
             self.executor.join(None)
         self._run(parity.reference, parity)
 
