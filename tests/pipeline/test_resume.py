@@ -27,10 +27,11 @@ from tests.support.running import (
     wait_for,
     write_parquet,
 )
-from tokenmill.engines import load_tokenizer
+from tokenmill.engines import EngineChoice, load_tokenizer
 from tokenmill.pipeline.input_file import InputFile
 from tokenmill.pipeline.journal.journal import Journal, SavedPlan
-from tokenmill.pipeline.journal.resume import begin_or_resume
+from tokenmill.pipeline.journal.resume import RunState, begin_or_resume
+from tokenmill.pipeline.plan.prepare import Prepared
 from tokenmill.pipeline.plan.tasks import Plan
 from tokenmill.pipeline.request import Request
 
@@ -272,25 +273,27 @@ def small_file(number: int) -> InputFile:
     )
 
 
+def prepare_small(files: list[InputFile]) -> Prepared:
+    request, tokenizer = Request(inputs=["/in"], out="out", tokenizer="bytes"), load_tokenizer("bytes")
+    return Prepared(request, tokenizer, EngineChoice("bytes", "bytes"), files, request.settings(tokenizer, files))
+
+
 def test_one_of_very_many_inputs_that_is_gone_is_named_at_once(tmp_path: Path) -> None:
-    files, tokenizer = [small_file(number) for number in range(20_000)], load_tokenizer("bytes")
-    settings = Request(inputs=["/in"], out="out", tokenizer="bytes").settings(tokenizer, files)
+    files = [small_file(number) for number in range(20_000)]
     journal = Journal(tmp_path)
-    journal.begin(SavedPlan(settings.flags(), Plan(files, [], [])))
+    journal.begin(SavedPlan(prepare_small(files).settings.flags(), Plan(files, [], [])))
     started = time.monotonic()
     with pytest.raises(tm.StoreError, match=r"20000 inputs; this run has 19999, without 00007\.jsonl"):
-        begin_or_resume(journal, settings, files[:7] + files[8:], tokenizer, lambda files: Plan(files, [], []))
+        begin_or_resume(journal, prepare_small(files[:7] + files[8:]))
     assert time.monotonic() - started < 5
 
 
 def test_a_run_keeps_the_order_that_a_reader_of_the_store_needs_and_saves_none(tmp_path: Path) -> None:
-    files, tokenizer = [small_file(0)], load_tokenizer("bytes")
-    settings = Request(inputs=["/in"], out="out", tokenizer="bytes").settings(tokenizer, files)
+    files = [small_file(0)]
     journal, order = Journal(tmp_path), {"00000-0000": 3}
     for _ in ("begun", "resumed"):
-        state = begin_or_resume(
-            journal, settings, files, tokenizer, lambda files: Plan(files, [], [], order), order=order
-        )
+        state = begin_or_resume(journal, prepare_small(files), Plan(files, [], [], order))
+        assert isinstance(state, RunState)
         assert state.plan.order == state.part.order == order
         assert journal.saved_plan().plan.order == {}
 

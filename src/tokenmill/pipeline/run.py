@@ -37,7 +37,7 @@ from tokenmill.pipeline.journal.resume import RunState, begin_or_resume, find_fi
 from tokenmill.pipeline.plan.budget import Budget, make_budget, make_cluster_budget
 from tokenmill.pipeline.plan.prepare import Prepared, prepare
 from tokenmill.pipeline.plan.ranks import WHOLE, Share, membership
-from tokenmill.pipeline.plan.tasks import Plan, make_plan
+from tokenmill.pipeline.plan.tasks import Plan
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.signals import Interrupted, SignalReceived, signals_as_exceptions
 from tokenmill.pipeline.workers.attempt import Attempt
@@ -165,7 +165,7 @@ def make_store(
     mirror: Mirror | None = None,
 ) -> Outcome:
     """Make the store, or what is missing of it; `plan` and `budget` are made here, unless the caller has made them."""
-    request, settings = prepared.request, prepared.settings
+    request = prepared.request
     if executor.shares_disk:
         budget = budget or make_budget(request, prepared.tokenizer_bytes)
     else:
@@ -177,18 +177,9 @@ def make_store(
     with _locked(store, prepared.share) as has_locks:
         journal = Journal(store, prepared.share, os.urandom(4).hex(), mirror)
         with taking_turns(store):
-            state = begin_or_resume(
-                journal,
-                settings,
-                prepared.files,
-                prepared.tokenizer,
-                lambda files: plan or make_plan(files, settings),
-                order=plan.order if plan is not None else None,
-                overwrite=request.overwrite,
-                may_discard=has_locks,
-            )
-        if state.manifest is not None:
-            return _report_finished(state.manifest, prepared, display)
+            state = begin_or_resume(journal, prepared, plan, may_discard=has_locks)
+        if isinstance(state, Manifest):
+            return _report_finished(state, prepared, display)
         # These have the stamps of the run: an input that was only touched since counts as unchanged.
         prepared = replace(prepared, files=state.plan.inputs)
         _say_notes(prepared, state, display, has_locks=has_locks)
@@ -247,15 +238,14 @@ def _finish_plan(
     prepared: Prepared, journal: Journal, plan: Plan, observer: Observer
 ) -> tuple[Manifest | None, Completion | None]:
     """Return the manifest, and how much of the plan is done unless another rank wrote the manifest before."""
-    store, share, settings = journal.store, journal.share, prepared.settings
-    completion = None
-    if not share.is_whole:
+    store, completion = journal.store, None
+    if not journal.share.is_whole:
         # By file names alone: reading the entries of a large run takes minutes, so only the last rank does.
         files = journal.files()
         completion = list_missing(files, plan) if files else None
         if completion is None and journal.mirror is not None:
             journal.mirror.pull(store)
-    manifest = find_finished(store, settings, plan.inputs, share)
+    manifest = find_finished(store, prepared)
     if manifest is not None:
         # Another rank wrote it before this one ended; add this attempt to run.json.
         observer.write_run_file(plan.inputs)
@@ -273,10 +263,10 @@ def _finish_plan(
         )
     try:
         observer.write_run_file(plan.inputs)
-        return finish(journal, SavedPlan(settings.flags(), plan), completion.records), completion
+        return finish(journal, SavedPlan(prepared.settings.flags(), plan), completion.records), completion
     except FileNotFoundError:
         # Without locks, another rank may have written the manifest at the same time and removed the journal.
-        manifest = find_finished(store, settings, plan.inputs, share)
+        manifest = find_finished(store, prepared)
         if manifest is None:
             raise
         return manifest, completion
@@ -339,7 +329,7 @@ def _prepare_directory(prepared: Prepared) -> Manifest | None:
     """
     store = Path(prepared.request.out)
     if not prepared.request.overwrite and store.is_dir() and not os.access(store, os.W_OK):
-        manifest = find_finished(store, prepared.settings, prepared.files)
+        manifest = find_finished(store, prepared)
         if manifest is not None:
             return manifest
     try:

@@ -231,11 +231,11 @@ class TokenizedText:
     def _has_begun(self) -> bool:
         """Return whether the directory holds this run, and not one of other text or with other flags."""
         if not self._is_ours:
-            journal, settings, files = Journal(self._store), self._prepared.settings, self._prepared.files
-            if find_finished(self._store, settings, files) is not None:
+            journal = Journal(self._store)
+            if find_finished(self._store, self._prepared) is not None:
                 self._is_ours = True
             elif journal.exists():
-                self._is_ours = is_same(journal.saved_plan(), settings, files)
+                self._is_ours = is_same(journal.saved_plan(), self._prepared)
                 if not self._is_ours and is_in_use(self._store):
                     raise StoreError(
                         f"{self._store} is being made from other text or with other flags; use another cache"

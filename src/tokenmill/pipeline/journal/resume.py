@@ -8,7 +8,6 @@ store that no command asked for.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +15,13 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.engines import Tokenizer
 from tokenmill.errors import StoreError
 from tokenmill.pipeline.counts import Counts
 from tokenmill.pipeline.input_file import InputFile
 from tokenmill.pipeline.journal.journal import Journal, SavedPlan, TaskRecord
-from tokenmill.pipeline.plan.ranks import WHOLE, Share, membership
-from tokenmill.pipeline.plan.tasks import Plan, Stream, Task
-from tokenmill.pipeline.settings import Settings
+from tokenmill.pipeline.plan.prepare import Prepared
+from tokenmill.pipeline.plan.ranks import Share, membership
+from tokenmill.pipeline.plan.tasks import Plan, Stream, Task, make_plan
 from tokenmill.store.manifest import MANIFEST, Manifest, read_manifest
 
 __all__ = ["RunState", "begin_or_resume", "find_finished", "is_same"]
@@ -33,11 +31,9 @@ __all__ = ["RunState", "begin_or_resume", "find_finished", "is_same"]
 class RunState:
     """The plan of a run, and the part of it that earlier attempts have done."""
 
-    manifest: Manifest | None = None
-    """The manifest, if the same request has already finished the store."""
-    plan: Plan = field(default_factory=lambda: Plan([], [], []))
+    plan: Plan
     """The plan of the whole run."""
-    part: Plan = field(default_factory=lambda: Plan([], [], []))
+    part: Plan
     """The tasks and streams of this process's rank."""
     done: dict[str, TaskRecord] = field(default_factory=dict)
     """The finished tasks of `part`."""
@@ -64,30 +60,22 @@ class RunState:
 
 
 def begin_or_resume(
-    journal: Journal,
-    settings: Settings,
-    files: list[InputFile],
-    tokenizer: Tokenizer,
-    cut: Callable[[list[InputFile]], Plan],
-    *,
-    order: dict[str, int] | None = None,
-    overwrite: bool = False,
-    may_discard: bool = False,
-) -> RunState:
-    """Decide what is left to do in a directory and prepare it; `cut` makes the plan if no run has begun there.
+    journal: Journal, prepared: Prepared, plan: Plan | None = None, *, may_discard: bool = False
+) -> RunState | Manifest:
+    """Prepare a directory and return what is left to do there, or the manifest if the store is finished.
 
-    `order` is the `Plan.order` of a resumed run. `may_discard` lets it remove the journal of a different request that
-    finished no task.
+    A new run has the tasks of `plan`, if it is given; a resumed run has its order. `may_discard` lets it remove the
+    journal of a different request that finished no task.
     """
     store, mirror, share = journal.store, journal.mirror, journal.share
-    if overwrite or (may_discard and journal.exists() and _is_discarded(journal, settings, files)):
+    if prepared.request.overwrite or (may_discard and journal.exists() and _is_discarded(journal, prepared)):
         _erase(store)
         if mirror is not None:
             mirror.erase()
     if mirror is not None:
         mirror.pull(store)
-    plan = None
-    manifest = find_finished(store, settings, files, share)
+    begun = None
+    manifest = find_finished(store, prepared)
     if manifest is None and not journal.exists():
         if share.is_whole:
             journal.clear()
@@ -96,76 +84,66 @@ def begin_or_resume(
                 f"{store} holds the rest of a store that was being overwritten; remove it (rm -r {store}), then start "
                 "all ranks again"
             )
-        plan = cut(files)
-        if not journal.begin(_without_order(settings, plan)):
-            # Another rank saved it first.
-            plan = None
+        new = plan or make_plan(prepared.files, prepared.settings)
+        # Another rank may save its plan first.
+        begun = new if journal.begin(_without_order(prepared, new)) else None
         # Without locks, another rank may have finished the store between the two checks.
-        manifest = find_finished(store, settings, files, share)
+        manifest = find_finished(store, prepared)
     if manifest is not None:
         journal.sweep_finished()
-        return RunState(manifest)
-    if plan is not None:
-        state = RunState(None, plan, share.of(plan))
-    else:
-        state = _resume(journal, settings, files, cut, order or {})
-    tokenizer.save(store / "tokenizer")
+        return manifest
+    state = RunState(begun, share.of(begun)) if begun is not None else _resume(journal, prepared, plan)
+    prepared.tokenizer.save(store / "tokenizer")
     if mirror is not None:
         mirror.push_tokenizer(store)
     return state
 
 
-def _is_discarded(journal: Journal, settings: Settings, files: list[InputFile]) -> bool:
+def _is_discarded(journal: Journal, prepared: Prepared) -> bool:
     """Whether a different request began here and finished no task, so that its journal can be discarded.
 
     The earlier attempt may have stopped because of a flag that this request changes.
     """
     if not journal.share.is_whole or journal.names() or (journal.store / MANIFEST).exists():
         return False
-    return not is_same(journal.saved_plan(), settings, files)
+    return not is_same(journal.saved_plan(), prepared)
 
 
-def find_finished(store: Path, settings: Settings, files: list[InputFile], share: Share = WHOLE) -> Manifest | None:
+def find_finished(store: Path, prepared: Prepared) -> Manifest | None:
     """Return the manifest if the store is finished; raise if this request would make a different store."""
     if not (store / MANIFEST).exists():
         return None
     manifest = read_manifest(store)
     inputs = [(file.path, file.bytes, file.fingerprint) for file in manifest.inputs]
-    _refuse_differences(store, share, manifest.settings, inputs, settings, files, manifest.tokenizer.name)
+    _refuse_differences(store, prepared, manifest.settings, inputs, manifest.tokenizer.name)
     return manifest
 
 
-def is_same(saved: SavedPlan, settings: Settings, files: list[InputFile]) -> bool:
-    """Whether a saved run has these settings and inputs."""
-    return saved.settings == settings.flags() and _identify(saved.plan.inputs) == _identify(files)
+def is_same(saved: SavedPlan, prepared: Prepared) -> bool:
+    """Whether a saved run has the settings and inputs of this request."""
+    return saved.settings == prepared.settings.flags() and _identify(saved.plan.inputs) == _identify(prepared.files)
 
 
 def _identify(files: list[InputFile]) -> list[tuple[str, int, str]]:
     return [(file.name, file.bytes, file.fingerprint) for file in files]
 
 
-def _without_order(settings: Settings, plan: Plan) -> SavedPlan:
+def _without_order(prepared: Prepared, plan: Plan) -> SavedPlan:
     """Drop the order of tasks from a plan, because it does not affect the store."""
-    return SavedPlan(settings.flags(), Plan(plan.inputs, plan.tasks, plan.streams))
+    return SavedPlan(prepared.settings.flags(), Plan(plan.inputs, plan.tasks, plan.streams))
 
 
-def _resume(
-    journal: Journal,
-    settings: Settings,
-    files: list[InputFile],
-    cut: Callable[[list[InputFile]], Plan],
-    order: dict[str, int],
-) -> RunState:
+def _resume(journal: Journal, prepared: Prepared, own: Plan | None) -> RunState:
     """Keep the finished tasks, except those of inputs that were modified since and may have other content."""
     saved = journal.saved_plan()
     plan, before = saved.plan, saved.plan.inputs
-    _refuse_differences(journal.store, journal.share, saved.settings, _identify(before), settings, files)
-    files = [_reconcile(old, new, journal.share) for old, new in zip(before, files, strict=True)]
+    _refuse_differences(journal.store, prepared, saved.settings, _identify(before))
+    files = [_reconcile(old, new, journal.share) for old, new in zip(before, prepared.files, strict=True)]
     if any(old.stamp != new.stamp for old, new in zip(before, files, strict=True)):
-        plan = cut(files)
-        journal.amend(_without_order(settings, plan))
+        plan = own or make_plan(files, prepared.settings)
+        journal.amend(_without_order(prepared, plan))
     # Keep the saved tasks: another version of tokenmill might cut the inputs in other places.
-    plan = msgspec.structs.replace(plan, inputs=files, order=order)
+    plan = msgspec.structs.replace(plan, inputs=files, order=own.order if own is not None else {})
     part = journal.share.of(plan)
     notes = []
     done = {}
@@ -187,7 +165,7 @@ def _resume(
     if done:
         notes.append(f"continuing: {len(done):,} tasks are already done")
     journal.sweep(done.values())
-    return RunState(None, plan, part, done, journal.ended_streams(files), tuple(notes))
+    return RunState(plan, part, done, journal.ended_streams(files), tuple(notes))
 
 
 def _reconcile(old: InputFile, new: InputFile, share: Share) -> InputFile:
@@ -215,17 +193,15 @@ def _reconcile(old: InputFile, new: InputFile, share: Share) -> InputFile:
 
 def _refuse_differences(
     store: Path,
-    share: Share,
+    prepared: Prepared,
     before: dict[str, Any],
     inputs: list[tuple[str, int, str]],
-    settings: Settings,
-    files: list[InputFile],
     tokenizer: str = "another tokenizer",
 ) -> None:
     """Raise if a run with the settings `before`, those `inputs` and that tokenizer differs from this request."""
-    now = settings.flags()
+    now, files = prepared.settings.flags(), prepared.files
     advice = "Use another directory, or --overwrite"
-    if not share.is_whole:
+    if not prepared.share.is_whole:
         advice = f"Use another directory, or remove {store} and start all ranks again"
     # The task size follows from the sizes of the inputs, so a difference in the inputs is reported first.
     differing = [flag for flag in now if before.get(flag) != now[flag] and flag != "task-bytes"]
