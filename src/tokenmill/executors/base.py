@@ -14,6 +14,9 @@ from typing import Any, Protocol
 
 __all__ = ["Answer", "Call", "CallEvent", "Capacity", "Executor", "Lost", "Note", "Place", "Post", "Started", "resolve"]
 
+ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+"""The environment of calls, which are the parallelism: libraries must not start thread pools of their own."""
+
 Post = Callable[[bytes], None]
 """Sends a note from a call to the run. Notes may be lost; answers are not."""
 
@@ -75,7 +78,7 @@ class Lost:
 
     call: Call
     how: str
-    remedy: str
+    remedy: str = "give tasks more memory (--memory, or fewer --workers)"
 
 
 CallEvent = Started | Note | Answer | Lost

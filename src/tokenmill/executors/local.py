@@ -19,18 +19,15 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 
 from tokenmill.errors import TokenmillError
-from tokenmill.executors.base import Answer, Call, CallEvent, Capacity, Lost, Note, Place, Started
+from tokenmill.executors.base import ONE_THREAD, Answer, Call, CallEvent, Capacity, Lost, Note, Place, Started
 
 __all__ = ["LocalExecutor"]
 
 STATUS_SECONDS = 2.0
 PYTHON = sys.executable
-NO_THREADS = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-"""Processes are the parallelism: libraries must not start thread pools of their own."""
 MEMORY_TUNABLES = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=67108864:glibc.malloc.trim_threshold=268435456"
 """Huge pages where the system gives them on request, and blocks of a megabyte that stay with the process between two
 batches: 5% of a worker's time. The tables of engines are read at random, one miss of the page table each."""
-REMEDY = "give tasks more memory (--memory, or fewer --workers)"
 
 _forking = threading.Lock()
 """Held while the other end of a new channel is open here: a program that forks then would keep it open."""
@@ -84,7 +81,7 @@ class LocalExecutor:
     def join(self, num_calls: int | None) -> None:
         """Start the fork server again, if the executor was closed."""
         if self._server is None:
-            self._restart_server()
+            self._start_server()
 
     def pin(self, cpus: Sequence[int]) -> None:
         """Keep each process that is started from now on on one of these CPUs, in turn."""
@@ -94,7 +91,7 @@ class LocalExecutor:
         """Let the fork server call a function; processes that are forked later share what it leaves in memory."""
         request = {"do": "warm", "target": target, "payload": payload.decode()}
         self._warmings.append(request)
-        self._request(request, [])
+        self._request(request)
 
     def capacity(self, memory_bytes: int = 0) -> Capacity:
         """One call per core."""
@@ -103,9 +100,11 @@ class LocalExecutor:
         cores = usable_cores()
         return Capacity(cores, available_memory() // cores)
 
-    def submit(self, call: Call) -> None:
-        """Run a call at once, in an idle process or in a new one."""
-        self._start(call)
+    def submit(self, call: Call, lost: str | None = None) -> None:
+        """Run a call at once, in an idle process or in a new one; `lost` says what ended its first attempt."""
+        process = self._idle.pop() if self._idle and not call.is_last else self._fork(call)
+        process.start(call)
+        self._events.append(Started(call, process.place, lost))
 
     def wait(self, timeout: float) -> list[CallEvent]:
         """Return what has happened; a loss comes after the last note of its process."""
@@ -135,11 +134,6 @@ class LocalExecutor:
             process.connection.close()
         self._processes, self._idle, self._events, self._retried = {}, [], [], set()
         self._stop_server()
-
-    def _start(self, call: Call, lost: str | None = None) -> None:
-        process = self._idle.pop() if self._idle and not call.is_last else self._fork(call)
-        process.start(call)
-        self._events.append(Started(call, process.place, lost))
 
     def _receive(self, process: LocalProcess) -> None:
         try:
@@ -172,17 +166,17 @@ class LocalExecutor:
         how = f"was lost with {process.place}, which {self._describe_end(process.place.pid)}"
         if call in self._retried:
             self._retried.discard(call)
-            self._events.append(Lost(call, f"{how}, the last of 2 attempts", REMEDY))
+            self._events.append(Lost(call, f"{how}, the last of 2 attempts"))
         else:
             self._retried.add(call)
-            self._start(call, how)
+            self.submit(call, how)
 
     def _fork(self, call: Call) -> LocalProcess:
         """Fork a process from the server, which is started anew if it was killed."""
         for attempt in (1, 2):
             with _forking:
                 ours, theirs = socket.socketpair()
-                self._request({"do": "fork"}, [theirs.fileno()])
+                self._request({"do": "fork"}, theirs.fileno())
                 theirs.close()
             pid = self._read_until_started()
             if pid is not None:
@@ -193,7 +187,7 @@ class LocalExecutor:
                 return process
             ours.close()
             if attempt == 1:
-                self._restart_server()
+                self._start_server()
         raise TokenmillError("no worker process could be started; run the same command again to continue")
 
     def _name(self, pid: int, call: Call) -> Place:
@@ -206,11 +200,13 @@ class LocalExecutor:
         return Place("", pid, f"worker {self._num_workers}")
 
     def _start_server(self) -> None:
+        """Start the server, in place of the one before if there was one."""
+        self._stop_server()
         with _forking:
             ours, theirs = socket.socketpair()
             arguments = [str(theirs.fileno()), str(self._niceness)]
             command = [PYTHON, "-m", "tokenmill.executors._fork_server", *arguments]
-            environment = {"GLIBC_TUNABLES": MEMORY_TUNABLES, **os.environ, **NO_THREADS}
+            environment = {"GLIBC_TUNABLES": MEMORY_TUNABLES, **os.environ, **ONE_THREAD}
             # Blocked until the server ignores it, Ctrl-C cannot print a traceback out of its start.
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             try:
@@ -223,6 +219,8 @@ class LocalExecutor:
         self._control = ours
         self._buffer = b""
         self._alive = True
+        for request in self._warmings:
+            self._request(request)
 
     def _stop_server(self) -> None:
         """Kill the server. Waiting for it to end by itself would mean waiting for its imports."""
@@ -232,12 +230,6 @@ class LocalExecutor:
             self._server.wait()
             self._server = None
 
-    def _restart_server(self) -> None:
-        self._stop_server()
-        self._start_server()
-        for request in self._warmings:
-            self._request(request, [])
-
     def _lives(self, pid: int) -> bool:
         """Whether a killed process is still there; if the server is dead, only the system knows."""
         try:
@@ -246,7 +238,7 @@ class LocalExecutor:
             return False
         return pid not in self._codes
 
-    def _request(self, request: dict[str, str], descriptors: list[int]) -> None:
+    def _request(self, request: dict[str, str], *descriptors: int) -> None:
         try:
             socket.send_fds(self._control, [json.dumps(request).encode() + b"\n"], descriptors)
         except OSError:
@@ -271,7 +263,7 @@ class LocalExecutor:
             self._alive = False
             if not block:
                 # The socket of a dead server stays readable forever.
-                self._restart_server()
+                self._start_server()
             return []
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         messages: list[dict[str, int]] = [json.loads(line) for line in lines]

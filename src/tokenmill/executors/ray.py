@@ -17,10 +17,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.errors import MissingDependencyError, TokenmillError, UsageError
-from tokenmill.executors.base import Answer, Call, CallEvent, Capacity, Lost, Note, Place, Started, resolve
+from tokenmill.executors.base import ONE_THREAD, Answer, Call, CallEvent, Capacity, Lost, Note, Place, Started, resolve
 from tokenmill.machine import parse_bytes, usable_cores
 
 __all__ = ["RayExecutor", "keep_stdout_clean"]
@@ -36,8 +37,6 @@ MOST_WORDS = 400
 BUSY = "look for other programs that keep this machine busy, and run the same command again"
 STRANGE = "it needs the Ray and the Python that it runs with, and its token where it has one (RAY_AUTH_MODE=token)"
 NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
-# Calls are the parallelism: libraries must not start thread pools of their own.
-ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
 def keep_stdout_clean() -> None:
@@ -125,42 +124,32 @@ class RayExecutor:
 
     def submit(self, call: Call) -> None:
         """Hand a call to Ray, which starts calls with the same needs in the order of submission."""
+        if call.context not in self._contexts:
+            # All calls share one copy in Ray's object store.
+            self._contexts = {call.context: self._ray.put(call.context)}
+        context, warmings = self._contexts[call.context], self._warmings if self._is_ours else []
         function = self._run_last_call if call.is_last else self._run_call
         ref = function.options(memory=self.memory_per_call or call.memory_bytes).remote(
-            self._mailbox, call.name, call.target, self._share(call.context), call.payload, self._warmings_there
+            self._mailbox, call.name, call.target, context, call.payload, warmings
         )
         self._calls[ref] = call
         self._attempts[call.name] = _Attempts(call)
 
-    def _share(self, context: bytes) -> Any:
-        """Put the context of calls into Ray's object store once."""
-        if context not in self._contexts:
-            self._contexts = {context: self._ray.put(context)}
-        return self._contexts[context]
-
-    @property
-    def _warmings_there(self) -> list[tuple[str, bytes]]:
-        return self._warmings if self._is_ours else []
-
     def wait(self, timeout: float) -> list[CallEvent]:
-        """Return what has happened, after at most `timeout` seconds."""
+        """Return what has happened; notes come before answers, so that a call starts before it ends."""
+        refs = list(self._calls)
+        ready: list[Any] = []
+        events: list[CallEvent] = []
         try:
-            return self._wait(timeout)
+            if refs:
+                self._ray.wait(refs, timeout=timeout, fetch_local=False)
+                ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+            if ready or time.monotonic() - self._taken > TAKE_SECONDS:
+                events += self._take_notes()
+            return events + [self._end(ref) for ref in ready if ref in self._calls]
         except SystemError as error:
             # Ray wraps what a signal handler raises while it waits.
             raise error.__cause__ or error from None
-
-    def _wait(self, timeout: float) -> list[CallEvent]:
-        """Return notes before answers, so that the start of a call comes before its answer."""
-        refs = list(self._calls)
-        ready: list[Any] = []
-        if refs:
-            self._ray.wait(refs, timeout=timeout, fetch_local=False)
-            ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
-        events: list[CallEvent] = []
-        if ready or time.monotonic() - self._taken > TAKE_SECONDS:
-            events += self._take_notes()
-        return events + [self._end(ref) for ref in ready if ref in self._calls]
 
     def close(self) -> None:
         """End all calls, so that none of them writes any more, and leave the cluster; end it if it was started here."""
@@ -207,10 +196,10 @@ class RayExecutor:
             with _signals_kept(), _environment(NO_STATISTICS):
                 ray.init(address=address, **options)
         except Exception as error:
-            what = "a Ray cluster on this machine" if address == "local" else f"the Ray cluster at {address}"
-            verb = "start" if address == "local" else "join"
-            advice = BUSY if address == "local" else STRANGE
-            raise TokenmillError(f"cannot {verb} {what}: {_reason(error)}; {advice}") from None
+            failed, advice = f"join the Ray cluster at {address}", STRANGE
+            if address == "local":
+                failed, advice = "start a Ray cluster on this machine", BUSY
+            raise TokenmillError(f"cannot {failed}: {_reason(error)}; {advice}") from None
 
     def _take_notes(self) -> list[CallEvent]:
         """Return what calls have sent. A lost mailbox restarts empty: then only notes are missing."""
@@ -264,8 +253,7 @@ class RayExecutor:
 
     def _lose(self, call: Call, how: str) -> Lost:
         attempts = "1 attempt" if self._max_retries == 0 else f"{self._max_retries + 1} attempts"
-        remedy = "give tasks more memory (--memory, or fewer --workers)"
-        return Lost(call, f"{how}, the last of {attempts}", remedy)
+        return Lost(call, f"{how}, the last of {attempts}")
 
     def _forget(self, ref: Any) -> None:
         del self._attempts[self._calls.pop(ref).name]
@@ -275,14 +263,14 @@ _warmed: set[tuple[str, bytes]] = set()
 """The warm-up functions that this process has called."""
 
 
+@dataclass
 class _Attempts:
     """Where a call runs, and how often its process died on a machine that is still alive."""
 
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.node = ""
-        self.place: Place | None = None
-        self.num_deaths = 0
+    call: Call
+    node: str = ""
+    place: Place | None = None
+    num_deaths: int = 0
 
 
 class _Mailbox:

@@ -55,6 +55,8 @@ class WorkerCounts(msgspec.Struct):
     seconds: float = 0.0
     """Time spent on finished tasks."""
     num_bytes: int = 0
+    memory_bytes: int = 0
+    """The memory of a process on another machine; that of processes on this machine is measured here."""
 
 
 class TaskTime(msgspec.Struct, frozen=True):
@@ -78,15 +80,17 @@ class Counts(msgspec.Struct):
     started: float | None = None
     """When the first task started, on the monotonic clock."""
     work: Stages = msgspec.field(default_factory=Stages)
-    num_workers: int = 0
     num_recycled: int = 0
     num_retried: int = 0
-    memory_bytes: int | None = None
-    """The memory of all processes; None if they run on this machine, where it is measured."""
     workers: dict[str, WorkerCounts] = msgspec.field(default_factory=dict)
     """The workers that have had a task, by name."""
     slowest: TaskTime = TaskTime()
     """The slowest finished task; 0 seconds before the first one has finished."""
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers that have a task now."""
+        return sum(worker.task != "" for worker in self.workers.values())
 
     def start_task(self, worker: str, pid: int, task: str, input: str) -> None:
         """Note that a worker has started a task."""

@@ -206,14 +206,11 @@ class TextStream:
 
     def read(self, size: int, /) -> bytes:
         """Read up to `size` bytes; `b""` at the end."""
+        if self._left is not None:
+            size = min(size, self._left)
         started = time.perf_counter()
-        data = self._read(size)
+        data = self._documents.read(size) if size else b""
         self.seconds += time.perf_counter() - started
-        return data
-
-    def _read(self, size: int) -> bytes:
-        if self._left is None:
-            return self._documents.read(size)
-        data = self._documents.read(min(size, self._left)) if self._left else b""
-        self._left -= len(data)
+        if self._left is not None:
+            self._left -= len(data)
         return data

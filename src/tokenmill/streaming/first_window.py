@@ -17,6 +17,7 @@ from tokenmill.pipeline.input_file import InputFile, Span, read_span
 from tokenmill.pipeline.journal.journal import Journal
 from tokenmill.pipeline.plan.prepare import Prepared
 from tokenmill.pipeline.plan.tasks import Plan, Stream, Task
+from tokenmill.pipeline.task.output import publish_task
 from tokenmill.pipeline.task.runner import TaskRunner
 from tokenmill.pipeline.workers.attempt import make_job
 from tokenmill.readers import reader_for
@@ -64,7 +65,7 @@ class FirstWindow:
         span = _end_with_document(prepared.files[self.span.input], self.span, job.settings.reading)
         task = Task(input=input, number=number, spans=[span], bytes=HEAD_BYTES)
         output = runner.run(task, "beginning")
-        output.publish()
+        publish_task(journal, output.record, output.run)
         shard = output.record.shards.get(split)
         return None if shard is None else open_shards(folder, [shard], tokenizer.vocab_size, "beginning")
 

@@ -167,7 +167,7 @@ class Observer:
             slowest_input=slowest.input,
             slowest_seconds=round(slowest.seconds, 2),
         )
-        memory = self._memory if counts.memory_bytes is None else counts.memory_bytes
+        memory = sum(worker.memory_bytes for worker in counts.workers.values()) or self._memory
         self.peak_memory_bytes = max(self.peak_memory_bytes, memory)
         self.snapshot = Snapshot(
             seconds=now - self._clock,

@@ -119,10 +119,6 @@ class TaskOutput:
             num_parsed=self.num_parsed,
         )
 
-    def publish(self) -> None:
-        """Rename the files into place and write the journal entry."""
-        publish_task(self._journal, self.record, self.run)
-
     def discard(self) -> None:
         """Remove the temporary files of a task that failed."""
         for writer in self._writers.values():

@@ -59,7 +59,7 @@ class TaskRunner:
         supervised = job.settings.supervision is not None
         # A template writes special tokens itself; the renderer checks for those inside records.
         checks_specials = job.settings.policy.special_tokens != "as-text" and not supervised
-        self._special_ids = _make_special_mask(job) if checks_specials else None
+        self._special_ids = np.isin(np.arange(job.vocab_size), job.special_ids) if checks_specials else None
         tokenizer = open_tokenizer(Path(job.store) / "tokenizer", name="tokenizer") if supervised else None
         self._renderer = job.settings.renderer(tokenizer) if tokenizer is not None else None
         self._aligner = Aligner(tokenizer, job.settings.policy.special_tokens) if tokenizer is not None else None
@@ -212,9 +212,3 @@ def surround(
     if after:
         tokens[ends - 1] = policy.eos_id
     return tokens, lengths
-
-
-def _make_special_mask(job: Job) -> npt.NDArray[np.bool_]:
-    mask = np.zeros(job.vocab_size, bool)
-    mask[job.special_ids] = True
-    return mask

@@ -46,13 +46,6 @@ def cut_tasks(job: Job, stream: Stream, slot: Callable[[int], Path | None]) -> I
 
     `slot` returns the file for the text of a task; if it returns None, the task is skipped and None is yielded instead.
     """
-    with closing(TextStream(job.inputs[stream.input], job.settings.reading, stop=stream.stop)) as text:
-        yield from _cut_text(job, stream, text, slot)
-
-
-def _cut_text(
-    job: Job, stream: Stream, text: TextStream, slot: Callable[[int], Path | None]
-) -> Iterator[tuple[int, Task | None, float]]:
     slots: dict[int, Path] = {}
 
     def sink(number: int) -> BinaryIO | None:
@@ -63,27 +56,26 @@ def _cut_text(
         return path.open("r+b" if path.exists() else "w+b", buffering=0)
 
     consumed, reported = 0, 0.0
-    for cut in cut_stream(text, delimiter=text.reader.delimiter, task_bytes=job.settings.task_bytes, sink=sink):
-        size, consumed = text.consumed - consumed, text.consumed
-        if cut.damage is not None and cut.number not in slots and (empty := sink(cut.number)) is not None:
-            # Damage right at a cut, or at the very start, has no text, but a task must report it.
-            empty.truncate(0)
-            empty.close()
-        path = slots.pop(cut.number, None)
-        seconds, reported = text.seconds - reported, text.seconds
-        if path is None:
-            yield cut.number, None, seconds
-            continue
-        task = Task(
-            input=stream.input,
-            number=cut.number,
-            spans=[Span(stream.input, cut.start, cut.stop)],
-            bytes=size,
-            spool=str(path),
-            first_line=cut.first_line,
-            damage=cut.damage,
-        )
-        yield cut.number, task, seconds
+    with closing(TextStream(job.inputs[stream.input], job.settings.reading, stop=stream.stop)) as text:
+        for cut in cut_stream(text, delimiter=text.reader.delimiter, task_bytes=job.settings.task_bytes, sink=sink):
+            size, consumed = text.consumed - consumed, text.consumed
+            if cut.damage is not None and cut.number not in slots and (empty := sink(cut.number)) is not None:
+                # Damage right at a cut, or at the very start, has no text, but a task must report it.
+                empty.truncate(0)
+                empty.close()
+            task, path = None, slots.pop(cut.number, None)
+            if path is not None:
+                task = Task(
+                    input=stream.input,
+                    number=cut.number,
+                    spans=[Span(stream.input, cut.start, cut.stop)],
+                    bytes=size,
+                    spool=str(path),
+                    first_line=cut.first_line,
+                    damage=cut.damage,
+                )
+            seconds, reported = text.seconds - reported, text.seconds
+            yield cut.number, task, seconds
 
 
 def read_spool(file: InputFile, task: Task, options: ReadOptions, render: Render | None = None) -> Iterator[TextBatch]:
@@ -152,27 +144,20 @@ def cut_stream(
 ) -> Iterator[CutSpan]:
     """Cut a stream so that span k holds the documents that start in bytes `[k, k + 1) * task_bytes`.
 
-    The bytes of span k go to the unbuffered file `sink(k)`, which is closed with exactly their
-    length before the span is yielded. If `sink` returns None, they are skipped. Spans inside one
-    huge document are empty and are left out. Without a delimiter there is a single span.
+    The bytes of span k go to the unbuffered file `sink(k)`, which is closed with exactly their length before the span
+    is yielded. If `sink` returns None, they are skipped. Spans inside one huge document are empty and are left out.
+    Without a delimiter there is a single span.
     """
-    cutter = _StreamCutter(delimiter, task_bytes, sink)
     damage: str | None = None
-    try:
-        while True:
-            try:
-                data = stream.read(BLOCK_BYTES)
-            except DamagedInput as error:
-                damage = error.reason
-                break
-            if not data:
-                break
-            yield from cutter.take(data)
+    with closing(_StreamCutter(delimiter, task_bytes, sink)) as cutter:
+        try:
+            while data := stream.read(BLOCK_BYTES):
+                yield from cutter.take(data)
+        except DamagedInput as error:
+            damage = error.reason
         last = cutter.finish(damage)
         if last is not None:
             yield last
-    finally:
-        cutter.close()
 
 
 class _StreamCutter:

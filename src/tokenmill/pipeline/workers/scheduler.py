@@ -72,8 +72,7 @@ class Item:
     """The process that runs it."""
     report: Report = NOTHING
     num_tasks: int = 0
-    """How many tasks its lost attempts had published."""
-    num_tasks_at_loss: int = 0
+    """How many tasks its lost attempts have published since it was submitted."""
 
     @property
     def description(self) -> str:
@@ -123,12 +122,11 @@ class Scheduler:
         self._streams: deque[Stream] = deque()
         self._items: dict[str, Item] = {}
         """Calls that the executor has."""
-        self._num_readers = self._num_started = 0
+        self._num_readers = 0
         self._is_gate_open = False
         self._unpublished: list[tuple[TaskRecord, str]] = []
         self._at: dict[str, Item] = {}
         """The call that each process started last."""
-        self._memory: dict[str, int] = {}
         self._entered: list[str] = []
 
     def run(self) -> None:
@@ -144,7 +142,7 @@ class Scheduler:
             for event in self._executor.wait(WAIT_SECONDS):
                 self._on_event(event)
             if self._room is not None:
-                self._room.check(self._items, is_busy=self._num_started > 0)
+                self._room.check(self._items, is_busy=any(item.worker for item in self._items.values()))
             if self._is_gate_open:
                 self._observe(self.counts)
         if not self._shares_disk:
@@ -237,22 +235,13 @@ class Scheduler:
             self.counts.num_retried += 1
             self._say(f"{item.description} {event.lost}; trying it again")
         item.worker = event.place.name or str(event.place)
-        self._num_started += 1
         if isinstance(item.order, (RunTask, RunStream)):
             self._at[item.worker] = item
-            self.counts.num_workers += 1
             self.counts.start_task(item.worker, event.place.pid, item.name, item.input)
-
-    def _leave_worker(self, item: Item) -> None:
-        self._num_started -= 1
-        self.counts.num_workers -= isinstance(item.order, (RunTask, RunStream))
 
     def _take_back(self, item: Item) -> None:
         """Uncount what a lost attempt had not published, and forget its process."""
-        if item.worker is not None:
-            self._leave_worker(item)
-            self.counts.workers.pop(item.worker, None)
-            self._set_memory(item.worker, 0)
+        self.counts.workers.pop(item.worker or "", None)
         if isinstance(item.order, RunTask):
             self.counts.done_bytes -= item.credit
             self.counts.num_rejects -= item.report.work.num_rejects
@@ -285,20 +274,12 @@ class Scheduler:
         item.credit += credit
         counts.done_bytes += credit
         item.report = report
-        if item.worker is not None:
-            if not self._shares_disk:
-                self._set_memory(item.worker, report.memory_bytes)
-            known = counts.workers.get(item.worker)
-            if known is not None and self._at.get(item.worker) is item:
-                known.num_bytes += work.num_bytes
-                known.task = report.task or known.task
+        known = counts.workers.get(item.worker or "")
+        if known is not None and self._at.get(item.worker or "") is item:
+            known.num_bytes += work.num_bytes
+            known.task = report.task or known.task
+            known.memory_bytes = 0 if self._shares_disk else report.memory_bytes
         self._count_rejects(work.num_rejects)
-
-    def _set_memory(self, name: str, size: int) -> None:
-        """Add up the memory of processes on other machines; that of this machine's processes is measured here."""
-        if not self._shares_disk:
-            total = (self.counts.memory_bytes or 0) + size - self._memory.get(name, 0)
-            self.counts.memory_bytes, self._memory[name] = total, size
 
     def _count_rejects(self, count: int) -> None:
         self.counts.num_rejects += count
@@ -313,7 +294,6 @@ class Scheduler:
         if isinstance(message, Failed):
             raise _shorten_path(message.to_error())
         del self._items[item.name]
-        self._leave_worker(item)
         if isinstance(message, GateResult):
             self._gate_passed(message)
             self._is_gate_open = True
@@ -351,8 +331,8 @@ class Scheduler:
     def _on_loss(self, item: Item, event: Lost) -> None:
         """Resume a stream that made progress between two losses; raise otherwise, as the call may kill its process."""
         self._take_back(item)
-        if isinstance(item.order, RunStream) and item.num_tasks > item.num_tasks_at_loss:
-            item.num_tasks_at_loss = item.num_tasks
+        if isinstance(item.order, RunStream) and item.num_tasks:
+            item.num_tasks = 0
             self._say(f"{item.description} {event.how}; resuming after its last finished task")
             self._submit(item)
             return

@@ -37,7 +37,7 @@ from tokenmill.pipeline.journal.locks import SHARED, check_claim, claim, join_wo
 from tokenmill.pipeline.journal.mirror import JOURNAL, Mirror, scratch_directory
 from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.plan.tasks import Stream, Task
-from tokenmill.pipeline.task.output import TaskOutput
+from tokenmill.pipeline.task.output import TaskOutput, publish_task
 from tokenmill.pipeline.task.parity import GateResult, run_gate
 from tokenmill.pipeline.task.runner import TaskRunner
 from tokenmill.pipeline.task.streams import cut_tasks, take_file
@@ -233,7 +233,7 @@ class _Worker:
         try:
             if not self._shares_disk:
                 check_claim(self.place, self._digest)
-            output.publish()
+            publish_task(self._journal, output.record, output.run)
         except BaseException:
             output.discard()
             raise
