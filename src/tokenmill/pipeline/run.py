@@ -32,7 +32,7 @@ from tokenmill.pipeline.journal.attempts import Observer
 from tokenmill.pipeline.journal.finish import Completion, finish, list_missing, read_completion
 from tokenmill.pipeline.journal.journal import Journal, SavedPlan
 from tokenmill.pipeline.journal.locks import is_lock, locked, taking_turns
-from tokenmill.pipeline.journal.mirror import Mirror, errors_naming_url, scratch_directory
+from tokenmill.pipeline.journal.mirror import Mirror, scratch_store
 from tokenmill.pipeline.journal.resume import RunState, begin_or_resume, find_finished
 from tokenmill.pipeline.plan.budget import Budget, make_budget, make_cluster_budget
 from tokenmill.pipeline.plan.prepare import Prepared, prepare
@@ -148,11 +148,9 @@ def run(request: Request, display: Display, started: Executor | None = None) -> 
         )
         if mirror is None:
             return make_store(prepared, display, executor)
-        with scratch_directory(request.scratch) as folder:
-            store = folder / mirror.url.rpartition("/")[2]
+        with scratch_store(mirror, request.scratch) as store:
             scratch = msgspec.structs.replace(prepared.request, out=str(store))
-            with errors_naming_url(mirror.url, store):
-                return make_store(replace(prepared, request=scratch), display, executor, mirror=mirror)
+            return make_store(replace(prepared, request=scratch), display, executor, mirror=mirror)
 
 
 def make_store(

@@ -1,7 +1,8 @@
-"""A run in a thread, while the program already uses its shards.
+"""A run in a thread, and its shards as soon as they are published.
 
 Several processes may need the same store: the ranks of a training, or its loaders for `train` and `val`. One of them
-locks the directory and tokenizes. The others wait, and take over if it dies.
+locks the directory and tokenizes. The others wait, and take over if it dies. All of them follow the journal, in this
+process or another one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,14 @@ from typing import Any
 from tokenmill.display import Silence
 from tokenmill.executors.local import LocalExecutor
 from tokenmill.pipeline import PRELOAD
+from tokenmill.pipeline.journal.journal import Journal
 from tokenmill.pipeline.journal.locks import StoreInUseError, is_in_use
 from tokenmill.pipeline.plan.prepare import Prepared
-from tokenmill.pipeline.plan.tasks import Plan
+from tokenmill.pipeline.plan.tasks import Plan, Stream, Task
 from tokenmill.pipeline.run import make_store
+from tokenmill.store.manifest import MANIFEST, ShardInfo, read_manifest
 
-__all__ = ["BackgroundRun"]
+__all__ = ["BackgroundRun", "follow"]
 
 NICENESS = 10
 """Workers yield the CPU to the training, which occupies a GPU."""
@@ -101,3 +105,45 @@ _running: weakref.WeakSet[BackgroundRun] = weakref.WeakSet()
 def _stop_all() -> None:
     for background in list(_running):
         background.stop()
+
+
+def follow(store: Path, plan: Plan, split: str) -> Iterator[ShardInfo | None]:
+    """Yield the shards of a split in plan order, and None as long as the next one is not published.
+
+    A shard is published when its task is in the journal, or when the manifest exists.
+    """
+    journal = Journal(store)
+    finished: dict[str, ShardInfo] | None = None
+    works: list[Task | Stream] = sorted([*plan.tasks, *plan.streams], key=plan.place)
+    for work in works:
+        number = 0
+        while True:
+            if isinstance(work, Task):
+                numbers: list[int] | None = [0]
+            elif finished is None:
+                numbers = journal.ended_stream(work.input)
+            else:
+                names = [name for name in finished if name.startswith(f"{work.name}-")]
+                numbers = sorted(int(name.partition("-")[2]) for name in names)
+            if numbers is not None:
+                # A huge document may skip numbers.
+                later = next((known for known in numbers if known >= number), None)
+                if later is None:
+                    break
+                number = later
+            name = work.name if isinstance(work, Task) else work.task_name(number)
+            record = journal.record(name) if finished is None else None
+            if record is not None:
+                shard = record.shards.get(split)
+            else:
+                # The journal is removed after the manifest is written, so a task in neither is not done.
+                if finished is None and not (store / MANIFEST).exists():
+                    yield None
+                    continue
+                if finished is None:
+                    shards = read_manifest(store).splits[split].shards
+                    finished = {shard.name.rpartition("shard-")[2]: shard for shard in shards}
+                shard = finished.get(name)
+            number += 1
+            if shard is not None:
+                yield shard

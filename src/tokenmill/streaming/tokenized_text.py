@@ -35,9 +35,8 @@ from tokenmill.pipeline.plan.tasks import Plan, make_plan
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import MANIFEST, ShardInfo
 from tokenmill.store.store import TokenStore, open_shards
-from tokenmill.streaming.background import BackgroundRun
+from tokenmill.streaming.background import BackgroundRun, follow
 from tokenmill.streaming.first_window import find_first_window
-from tokenmill.streaming.follower import Follower
 
 __all__ = ["RowSettings", "TokenizedText"]
 
@@ -112,7 +111,7 @@ class TokenizedText:
     def _go_to(self, number: int) -> None:
         """Continue with a window; those before it are made again and skipped."""
         self._num_given = number
-        self._follower = Follower(self._store, self._plan, self._split)
+        self._shards = follow(self._store, self._plan, self._split)
         self._windows = itertools.islice(self._make_windows(), number, None)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -197,7 +196,7 @@ class TokenizedText:
         first = find_first_window(self._plan, self._prepared.settings.reading)
         if first is None:
             return None, []
-        shard = Follower(self._store, self._plan, self._split).take() if self._has_begun() else None
+        shard = next(follow(self._store, self._plan, self._split), None) if self._has_begun() else None
         if shard is None:
             folder = tempfile.TemporaryDirectory(prefix="tokenmill-", ignore_cleanup_errors=True)
             weakref.finalize(self, folder.cleanup)
@@ -222,11 +221,13 @@ class TokenizedText:
 
     def _next_shard(self) -> ShardInfo | None:
         """Wait for the next shard; return None after the last one."""
-        while True:
-            shard = self._follower.take() if self._has_begun() else None
-            if shard is not None or self._follower.has_ended:
+        while not self._has_begun():
+            self._wait()
+        for shard in self._shards:
+            if shard is not None:
                 return shard
             self._wait()
+        return None
 
     def _has_begun(self) -> bool:
         """Return whether the directory holds this run, and not one of other text or with other flags."""

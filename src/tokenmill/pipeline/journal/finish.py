@@ -259,12 +259,10 @@ def _describe_missing(journal: Journal, plan: Plan, completion: Completion, hold
 
 def _shorten(details: dict[int, list[str]]) -> list[str]:
     """Keep the lines of the first ranks, and count the other ranks."""
-    lines = [line for rank in sorted(details) for line in details[rank]]
-    if len(lines) <= MOST_LINES:
-        return lines
-    lines = []
+    lines: list[str] = []
+    is_long = sum(map(len, details.values())) > MOST_LINES
     for number, rank in enumerate(sorted(details)):
-        if len(lines) + len(details[rank]) >= MOST_LINES:
+        if is_long and len(lines) + len(details[rank]) >= MOST_LINES:
             return [*lines, f"and {len(details) - number:,} more ranks"]
         lines += details[rank]
     return lines

@@ -31,11 +31,11 @@ __all__ = [
     "JOURNAL",
     "PLAN",
     "Mirror",
-    "errors_naming_url",
     "find_orphans",
     "find_unentered",
     "pulled",
     "scratch_directory",
+    "scratch_store",
 ]
 
 JOURNAL = ".tasks"
@@ -253,11 +253,8 @@ class Mirror:
             raise StoreError(f"{self.url} is not a token store: it has {min(names)}; choose another with -o")
         first = [name for name in names if name in (MANIFEST, PLAN)]
         ours = [name for name in names if _is_ours(name) and name not in first]
-        for some in (
-            first,
-            [name for name in ours if not name.startswith(f"{JOURNAL}/")],
-            [name for name in ours if name.startswith(f"{JOURNAL}/")],
-        ):
+        last = {name for name in ours if name.startswith(f"{JOURNAL}/")}
+        for some in (first, [name for name in ours if name not in last], sorted(last)):
             self.delete(some)
         self._sizes, self._is_erased = None, True
 
@@ -324,24 +321,25 @@ def _is_ours(name: str) -> bool:
 
 @contextmanager
 def pulled(url: str, *, is_outline: bool = False) -> Iterator[tuple[Path, Mirror]]:
-    """Copy the manifest or journal of a store in a bucket to a scratch directory; errors name the URL."""
+    """Copy the manifest or journal of a store in a bucket to a scratch directory."""
     mirror = Mirror(url)
-    with scratch_directory(None) as folder:
-        store = folder / mirror.url.rpartition("/")[2]
-        store.mkdir()
-        with errors_naming_url(mirror.url, store):
-            mirror.pull(store, is_outline=is_outline)
-            yield store, mirror
+    with scratch_store(mirror) as store:
+        mirror.pull(store, is_outline=is_outline)
+        yield store, mirror
 
 
 @contextmanager
-def errors_naming_url(url: str, store: Path) -> Iterator[None]:
-    """Replace the scratch directory in error messages by the URL, which is what the user knows."""
-    try:
-        yield
-    except BaseException as error:
-        error.args = tuple(arg.replace(str(store), url) if isinstance(arg, str) else arg for arg in error.args)
-        raise
+def scratch_store(mirror: Mirror, folder: str | None = None) -> Iterator[Path]:
+    """Create a scratch directory for the files of a store; in error messages the URL replaces it."""
+    with scratch_directory(folder) as place:
+        store = place / mirror.url.rpartition("/")[2]
+        store.mkdir()
+        try:
+            yield store
+        except BaseException as error:
+            known = (arg.replace(str(store), mirror.url) if isinstance(arg, str) else arg for arg in error.args)
+            error.args = tuple(known)
+            raise
 
 
 @contextmanager
