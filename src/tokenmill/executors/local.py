@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from tokenmill.errors import TokenmillError
@@ -34,14 +35,14 @@ _forking = threading.Lock()
 os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_forking.release)
 
 
+@dataclass(eq=False)
 class LocalProcess:
     """A forked process, the channel to it, and the call that it runs."""
 
-    def __init__(self, place: Place, connection: Connection) -> None:
-        self.place = place
-        self.connection = connection
-        self.context: bytes | None = None
-        self.call: Call | None = None
+    place: Place
+    connection: Connection
+    context: bytes | None = None
+    call: Call | None = None
 
     def start(self, call: Call) -> None:
         """Send a call. If the process has died, `wait` reports it."""

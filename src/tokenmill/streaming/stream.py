@@ -55,7 +55,7 @@ def stream(
     if flags.get("overwrite"):
         raise UsageError(f"overwrite would tokenize again at every start; remove {cache} to start over")
     names = [str(item) for item in ([inputs] if isinstance(inputs, (str, Path)) else inputs)]
-    row_settings = RowSettings.checked(seq_len=seq_len, **given)
+    row_settings = RowSettings(seq_len=seq_len, **given)
     request = Request.from_flags({"inputs": names, "out": str(cache), "tokenizer": str(tokenizer), **flags})
     splits = ["train", "val"] if request.val_fraction > 0 else ["train"]
     prepared = prepare(request)

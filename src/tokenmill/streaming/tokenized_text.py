@@ -56,16 +56,13 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     window: str | int = WINDOW
 
-    @classmethod
-    def checked(cls, **settings: Any) -> RowSettings:
+    def __post_init__(self) -> None:
         """Check all settings before anything is tokenized."""
-        checked = cls(**settings)
-        whole_number(checked.seq_len, "seq_len", 1)
-        one_of(checked.packing, get_args(Method), "packing")
-        one_of(checked.long_documents, get_args(LongDocuments), "long_documents")
-        flag(checked.shuffle, "shuffle")
-        as_seed(checked.seed)
-        return checked
+        whole_number(self.seq_len, "seq_len", 1)
+        one_of(self.packing, get_args(Method), "packing")
+        one_of(self.long_documents, get_args(LongDocuments), "long_documents")
+        flag(self.shuffle, "shuffle")
+        as_seed(self.seed)
 
     def make_rows(self, documents: Documents, seed: int) -> Rows:
         """Pack and shuffle documents with a seed of their own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -28,22 +29,23 @@ from tokenmill.text_batch import IntArray, Reject, TextBatch, encode_texts
 __all__ = ["TaskOutput", "publish_task"]
 
 
+@dataclass(eq=False)
 class TaskOutput:
     """The shards, rejects and counts of one task: appended to, finished, then published."""
 
-    def __init__(self, job: Job, journal: Journal, task: Task, dtype: str, run: str) -> None:
-        self._job = job
-        self._journal = journal
-        self._task = task
-        self._dtype = dtype
-        self.run = run
+    job: Job
+    journal: Journal
+    task: Task
+    dtype: str
+    run: str
+    """The suffix of the names of its temporary files."""
+    num_parsed: int = 0
+
+    def __post_init__(self) -> None:
         self._writers: dict[str, ShardWriter] = {}
         self._rejects: Counter[str] = Counter()
         self._reject_file: Any = None
-        self._num_documents = 0
-        self._num_lines = 0
-        self._num_bytes = 0
-        self.num_parsed = 0
+        self._num_documents = self._num_lines = self._num_bytes = 0
 
     def append(
         self,
@@ -60,7 +62,7 @@ class TaskOutput:
         inputs = np.full(len(lengths), input, np.int32)
         if not batch.texts:
             return
-        if self._job.settings.val_fraction == 0.0:
+        if self.job.settings.val_fraction == 0.0:
             self._writer("train").append(
                 tokens, lengths, inputs=inputs, positions=batch.positions, kept=batch.kept, weights=weights
             )
@@ -80,21 +82,21 @@ class TaskOutput:
 
     def reject(self, input: int, reject: Reject) -> None:
         """Record a reject, or raise it as an error with --on-error fail."""
-        file = self._job.inputs[input]
-        if self._job.on_error == "fail":
-            raise DataError(file.shown, reject.detail, _describe_place(file, self._task, reject))
+        file = self.job.inputs[input]
+        if self.job.on_error == "fail":
+            raise DataError(file.shown, reject.detail, _describe_place(file, self.task, reject))
         self._rejects[reject.reason] += reject.num_documents
         if self._reject_file is None:
-            path = Path(f"{self._journal.rejects_path(self._task.name)}.{self.run}.tmp")
+            path = Path(f"{self.journal.rejects_path(self.task.name)}.{self.run}.tmp")
             self._reject_file = path.open("wb")
-        line = reject.line + self._task.first_line if reject.line >= 0 else -1
+        line = reject.line + self.task.first_line if reject.line >= 0 else -1
         stored = StoredReject(input=input, **(msgspec.structs.asdict(reject) | {"line": line}))
         self._reject_file.write(msgspec.json.encode(stored) + b"\n")
 
     def reject_damage(self, damage: str) -> None:
         """Record that the stream is damaged after the last document of this task."""
-        line = self._num_lines if self._job.settings.reading.separator is None else -1
-        self.reject(self._task.input, Reject(self._task.spans[0].stop or 0, line, "damaged", damage))
+        line = self._num_lines if self.job.settings.reading.separator is None else -1
+        self.reject(self.task.input, Reject(self.task.spans[0].stop or 0, line, "damaged", damage))
 
     def finish(self, num_rerouted: int) -> None:
         """Make all files durable under temporary names, release the buffers, and make the journal entry, `record`."""
@@ -104,17 +106,17 @@ class TaskOutput:
             os.fsync(self._reject_file.fileno())
             self._reject_file.close()
         self.record = TaskRecord(
-            name=self._task.name,
-            input=self._task.input,
-            number=self._task.number,
-            inputs=[span.input for span in self._task.spans],
-            stamps=[self._job.inputs[span.input].stamp for span in self._task.spans],
+            name=self.task.name,
+            input=self.task.input,
+            number=self.task.number,
+            inputs=[span.input for span in self.task.spans],
+            stamps=[self.job.inputs[span.input].stamp for span in self.task.spans],
             shards=shards,
             num_documents_in=self._num_documents + sum(self._rejects.values()),
             num_bytes=self._num_bytes,
             rejects=dict(sorted(self._rejects.items())),
             num_lines=self._num_lines,
-            counts_lines=self._task.spool is None and len(self._task.spans) == 1,
+            counts_lines=self.task.spool is None and len(self.task.spans) == 1,
             num_rerouted=num_rerouted,
             num_parsed=self.num_parsed,
         )
@@ -129,20 +131,20 @@ class TaskOutput:
 
     def _find_validation(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Return a mask of the documents in the validation split; it depends on their text and on --seed."""
-        settings = self._job.settings
+        settings = self.job.settings
         bound = int(settings.val_fraction * 2**64)
         digest = xxhash.xxh3_64_intdigest
         return np.array([digest(text, settings.seed) < bound for text in encode_texts(texts)])
 
     def _writer(self, split: str) -> ShardWriter:
         if split not in self._writers:
-            settings, beside = self._job.settings, []
+            settings, beside = self.job.settings, []
             if settings.supervision is not None:
                 beside = [".mask"] if settings.supervision.weight_key is None else [".mask", ".weight"]
             self._writers[split] = ShardWriter(
-                Path(self._job.store),
-                f"{split}/shard-{self._task.name}",
-                dtype=self._dtype,
+                Path(self.job.store),
+                f"{split}/shard-{self.task.name}",
+                dtype=self.dtype,
                 keep_keys=settings.reading.keep_keys,
                 run=self.run,
                 beside=beside,

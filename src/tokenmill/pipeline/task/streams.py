@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -160,101 +161,101 @@ def cut_stream(
             yield last
 
 
+@dataclass
 class _StreamCutter:
     """The span that is being written, and the state that is needed to find its end."""
 
-    def __init__(self, delimiter: bytes, task_bytes: int, sink: Callable[[int], BinaryIO | None]) -> None:
-        self._delimiter = delimiter
-        self._task_bytes = task_bytes
-        self._sink = sink
-        self._file: BinaryIO | None = None
-        self._position = 0
-        self._start = 0
-        self._first_line = 0
-        self._num_lines = 0
-        self._last_end = 0
-        """Where the last delimiter ended; damage after it truncates a document."""
-        self._seam = b""
-        """The last bytes before `position`, in which a delimiter may have begun."""
+    delimiter: bytes
+    task_bytes: int
+    sink: Callable[[int], BinaryIO | None]
+    file: BinaryIO | None = None
+    position: int = 0
+    start: int = 0
+    first_line: int = 0
+    num_lines: int = 0
+    last_end: int = 0
+    """Where the last delimiter ended; damage after it truncates a document."""
+    seam: bytes = b""
+    """The last bytes before `position`, in which a delimiter may have begun."""
 
     @property
     def _number(self) -> int:
-        return self._start // self._task_bytes if self._delimiter else 0
+        return self.start // self.task_bytes if self.delimiter else 0
 
     def take(self, data: bytes) -> Iterator[CutSpan]:
         """Write the next bytes, and yield each span that ends in them."""
-        end = self._position + len(data)
-        while self._delimiter and end >= (cut := (self._number + 1) * self._task_bytes):
+        end = self.position + len(data)
+        while self.delimiter and end >= (cut := (self._number + 1) * self.task_bytes):
             offset = self._find_end(data, cut)
             if offset is None:
                 break
             self._write(data[:offset])
             data = data[offset:]
-            yield self._end_span(self._position)
+            yield self._end_span(self.position)
         if data:
             self._write(data)
 
     def _find_end(self, data: bytes, cut: int) -> int | None:
         """Find the end, in `data`, of the first delimiter that ends at or after `cut`."""
-        size = len(self._delimiter)
-        window = self._seam + data
-        least = cut - size - (self._position - len(self._seam))
-        found = window.find(self._delimiter, max(0, least) if size == 1 else 0)
+        size = len(self.delimiter)
+        window = self.seam + data
+        least = cut - size - (self.position - len(self.seam))
+        found = window.find(self.delimiter, max(0, least) if size == 1 else 0)
         while 0 <= found < least:
             # Search one by one: where a delimiter can overlap itself, each match depends on all matches before.
-            found = window.find(self._delimiter, found + size)
-        return None if found < 0 else found + size - len(self._seam)
+            found = window.find(self.delimiter, found + size)
+        return None if found < 0 else found + size - len(self.seam)
 
     def _write(self, data: bytes) -> None:
-        if self._position == self._start:
-            self._file = self._sink(self._number)
-        if self._file is not None:
+        if self.position == self.start:
+            self.file = self.sink(self._number)
+        if self.file is not None:
             rest = memoryview(data)
             while rest:
-                rest = rest[self._file.write(rest) :]
-        if self._delimiter:
+                rest = rest[self.file.write(rest) :]
+        if self.delimiter:
             self._count(data)
-        self._position += len(data)
+        self.position += len(data)
 
     def _count(self, data: bytes) -> None:
         """Count the delimiters that end in `data`, and remember where the last one ends."""
-        if len(self._delimiter) == 1:
-            num_ends = _count_byte(data, self._delimiter)
-            num_after = len(data) - 1 - data.rfind(self._delimiter)
+        if len(self.delimiter) == 1:
+            num_ends = _count_byte(data, self.delimiter)
+            num_after = len(data) - 1 - data.rfind(self.delimiter)
         else:
-            pieces = (self._seam + data).split(self._delimiter)
+            pieces = (self.seam + data).split(self.delimiter)
             num_ends = len(pieces) - 1
             num_after = len(pieces[-1])
-            self._seam = pieces[-1][-len(self._delimiter) + 1 :]
-        self._num_lines += num_ends
+            self.seam = pieces[-1][-len(self.delimiter) + 1 :]
+        self.num_lines += num_ends
         if num_ends:
-            self._last_end = self._position + len(data) - num_after
+            self.last_end = self.position + len(data) - num_after
 
     def _end_span(self, stop: int, damage: str | None = None) -> CutSpan:
-        span = CutSpan(self._number, self._start, stop, self._first_line, self._num_lines, damage)
-        if self._file is not None:
-            self._file.truncate(stop - self._start)
+        span = CutSpan(self._number, self.start, stop, self.first_line, self.num_lines, damage)
+        if self.file is not None:
+            self.file.truncate(stop - self.start)
         self.close()
-        self._start = self._last_end = stop
-        self._first_line += self._num_lines
-        self._num_lines = 0
+        self.start = self.last_end = stop
+        self.first_line += self.num_lines
+        self.num_lines = 0
         return span
 
     def finish(self, damage: str | None) -> CutSpan | None:
         """Return the last span, if it is not empty or there is damage to report."""
         if damage is not None:
-            return self._end_span(max(self._last_end, self._start), damage)
-        if self._position == self._start:
+            return self._end_span(max(self.last_end, self.start), damage)
+        if self.position == self.start:
             return None
-        if self._last_end < self._position:
-            self._num_lines += 1
-        return self._end_span(self._position)
+        if self.last_end < self.position:
+            self.num_lines += 1
+        return self._end_span(self.position)
 
     def close(self) -> None:
         """Close the current file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self.file is not None:
+            self.file.close()
+            self.file = None
 
 
 def _count_byte(data: bytes, byte: bytes) -> int:

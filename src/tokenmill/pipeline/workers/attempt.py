@@ -75,18 +75,8 @@ class Attempt:
             self._keep_gate(describe_gate(self.prepared.tokenizer, engine, mismatch or result.parity))
             _show_first_screen(self.display, self.prepared.tokenizer, job, result, self.budget)
 
-        scheduler = Scheduler(
-            self.executor,
-            job,
-            self.state,
-            journal,
-            self.prepared.request,
-            self.budget,
-            gate_passed=gate_passed,
-            observe=self.observer.observe,
-            say=self._warn,
-        )
-        scheduler.run()
+        request, observe = self.prepared.request, self.observer.observe
+        Scheduler(self.executor, job, self.state, journal, request, self.budget, gate_passed, observe, self._warn).run()
 
     def _keep_gate(self, record: GateRecord) -> None:
         """Save which engine makes the store: the manifest names one, so all ranks must have the same.

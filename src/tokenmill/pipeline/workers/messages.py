@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import msgspec
 
@@ -33,6 +34,14 @@ _REMEDIES = {
     errno.ENOSPC: _FREE_SPACE,
     errno.EDQUOT: _FREE_SPACE,
     errno.EFBIG: "raise the limit on the size of files (ulimit -f), then ",
+}
+
+_ERRORS: dict[str, Callable[..., TokenmillError]] = {
+    "data": DataError,
+    "missing": MissingDependencyError,
+    "usage": UsageError,
+    "store": StoreError,
+    "error": TokenmillError,
 }
 
 
@@ -114,13 +123,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
     def to_error(self) -> TokenmillError:
         """Rebuild the exception in the process of the run."""
-        if self.kind == "data":
-            path, reason, place = self.arguments
-            return DataError(str(path), str(reason), place)
-        if self.kind == "missing":
-            return MissingDependencyError(str(self.arguments[0]), str(self.arguments[1]))
-        kind = {"usage": UsageError, "store": StoreError}.get(self.kind, TokenmillError)
-        return kind(str(self.arguments[0]))
+        return _ERRORS[self.kind](*self.arguments)
 
 
 Order = RunGate | RunTask | CutStream | RunStream

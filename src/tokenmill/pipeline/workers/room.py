@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sized
+from dataclasses import dataclass
 
 from tokenmill.errors import TokenmillError
 from tokenmill.executors.base import Executor
@@ -18,46 +19,46 @@ PATIENCE_SECONDS = 30.0
 GIVE_UP_SECONDS = 600.0
 
 
+@dataclass
 class Room:
     """The room of a cluster: it gets some more calls than fit, so that no machine waits for one."""
 
-    def __init__(self, cluster: Executor, call_memory: int, most: int | None, say: Callable[[str], None]) -> None:
-        self._cluster = cluster
-        self._call_memory = call_memory
-        self._most = most
-        self._say = say
-        self._num_calls = 0
-        self._asked = -ASK_SECONDS
-        self._waiting_since: float | None = None
-        self._has_complained = False
+    cluster: Executor
+    call_memory: int
+    most: int | None
+    say: Callable[[str], None]
+    num_calls: int = 0
+    asked: float = -ASK_SECONDS
+    waiting_since: float | None = None
+    has_complained: bool = False
 
     def limit(self) -> int:
         """How many calls the cluster should have now."""
-        return self._most if self._most is not None else max(LEAST_IN_FLIGHT, 2 * self._capacity())
+        return self.most if self.most is not None else max(LEAST_IN_FLIGHT, 2 * self._capacity())
 
     def _capacity(self) -> int:
         """How many calls fit; asked now and then, because machines come and go."""
-        if time.monotonic() - self._asked > ASK_SECONDS:
-            self._num_calls = self._cluster.capacity(self._call_memory).num_calls
-            self._asked = time.monotonic()
-        return self._num_calls
+        if time.monotonic() - self.asked > ASK_SECONDS:
+            self.num_calls = self.cluster.capacity(self.call_memory).num_calls
+            self.asked = time.monotonic()
+        return self.num_calls
 
     def check(self, submitted: Sized, *, is_busy: bool) -> None:
         """Tell the user when a cluster has no room for a single call, and give up when that does not change."""
         if not submitted or is_busy:
-            self._waiting_since = None
+            self.waiting_since = None
             return
         now = time.monotonic()
-        self._waiting_since = self._waiting_since or now
-        waited = now - self._waiting_since
-        if waited < PATIENCE_SECONDS or (self._has_complained and waited < GIVE_UP_SECONDS):
+        self.waiting_since = self.waiting_since or now
+        waited = now - self.waiting_since
+        if waited < PATIENCE_SECONDS or (self.has_complained and waited < GIVE_UP_SECONDS):
             return
         if self._capacity() == 0 and waited >= GIVE_UP_SECONDS:
             raise TokenmillError(f"no machine of the cluster has room for a task: {self._wanted}")
-        if not self._has_complained:
-            self._has_complained = True
-            self._say(f"waiting for a machine of the cluster with room for a task: {self._wanted}")
+        if not self.has_complained:
+            self.has_complained = True
+            self.say(f"waiting for a machine of the cluster with room for a task: {self._wanted}")
 
     @property
     def _wanted(self) -> str:
-        return f"its CPUs and {format_bytes(self._call_memory)} of memory; ask for less, or add machines"
+        return f"its CPUs and {format_bytes(self.call_memory)} of memory; ask for less, or add machines"

@@ -83,39 +83,29 @@ class Item:
         return f"{verb} {self.input}"
 
 
+@dataclass(eq=False)
 class Scheduler:
     """Runs the tasks of a plan that are not done yet."""
 
-    def __init__(
-        self,
-        executor: Executor,
-        job: Job,
-        state: RunState,
-        journal: Journal,
-        request: Request,
-        budget: Budget,
-        *,
-        gate_passed: Callable[[GateResult], None],
-        observe: Callable[[Counts], None] = lambda _: None,
-        say: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._executor = executor
-        self._shares_disk = executor.shares_disk
-        self._job = job
-        self._state = state
-        self._plan = state.part
-        self._journal = journal
-        self._budget = budget
-        self._max_errors = request.max_errors
-        self._gate_passed = gate_passed
-        self._observe = observe
-        self._say = say
+    executor: Executor
+    job: Job
+    state: RunState
+    journal: Journal
+    request: Request
+    budget: Budget
+    gate_passed: Callable[[GateResult], None]
+    observe: Callable[[Counts], None]
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._shares_disk = self.executor.shares_disk
+        self._plan = self.state.part
         self._context = b""
-        self._call_memory = budget.memory_bytes // budget.num_workers
-        self._starts_early = budget.gate_beside_tasks and self._shares_disk and journal.mirror is None
-        most = None if request.workers == "auto" else budget.num_workers
-        self._room = None if self._shares_disk else Room(executor, self._call_memory, most, say)
-        self.counts = state.counts()
+        self._call_memory = self.budget.memory_bytes // self.budget.num_workers
+        self._starts_early = self.budget.gate_beside_tasks and self._shares_disk and self.journal.mirror is None
+        most = None if self.request.workers == "auto" else self.budget.num_workers
+        self._room = None if self._shares_disk else Room(self.executor, self._call_memory, most, self.say)
+        self.counts = self.state.counts()
         self._pending: list[tuple[tuple[int, ...], str, Item]] = []
         self._cuts: deque[Item] = deque()
         self._known_cuts: set[str] = set()
@@ -132,22 +122,22 @@ class Scheduler:
     def run(self) -> None:
         """Finish the plan; return when every task is in the journal."""
         if not self._shares_disk:
-            self._job = msgspec.structs.replace(self._job, store=str(Path(self._job.store).absolute()))
-        self._context = share_job(self._job, shares_disk=self._shares_disk)
+            self.job = msgspec.structs.replace(self.job, store=str(Path(self.job.store).absolute()))
+        self._context = share_job(self.job, shares_disk=self._shares_disk)
         self._count_rejects(0)
-        self._enqueue(*self._state.remaining())
+        self._enqueue(*self.state.remaining())
         self._submit(Item("the parity gate", "", RunGate()))
         while self._items or self._pending or self._cuts or self._streams:
             self._fill()
-            for event in self._executor.wait(WAIT_SECONDS):
+            for event in self.executor.wait(WAIT_SECONDS):
                 self._on_event(event)
             if self._room is not None:
                 self._room.check(self._items, is_busy=any(item.worker for item in self._items.values()))
             if self._is_gate_open:
-                self._observe(self.counts)
+                self.observe(self.counts)
         if not self._shares_disk:
             self._wait_for_entries()
-        self._observe(self.counts)
+        self.observe(self.counts)
 
     # Which call is next.
 
@@ -160,7 +150,7 @@ class Scheduler:
         if self._shares_disk:
             self._streams.extend(streams)
             if streams:
-                create_spool(self._journal.spool, self._budget.num_workers + 2)
+                create_spool(self.journal.spool, self.budget.num_workers + 2)
         else:
             total = sum(weight for weight, _, _ in work) + sum(map(plan.weigh, streams))
             for stream in streams:
@@ -172,8 +162,8 @@ class Scheduler:
     def _divide(self, stream: Stream, total: int) -> list[tuple[int, Task | Stream, Item]]:
         """Divide a stream into as many parts as its share of the work is of the machines, so that none waits for it."""
         file, weight = self._plan.inputs[stream.input], self._plan.weigh(stream)
-        share = round(weight * self._budget.num_workers / max(1, total))
-        num_parts = max(1, min(MOST_PARTS, share, math.ceil(weight / self._job.settings.task_bytes)))
+        share = round(weight * self.budget.num_workers / max(1, total))
+        num_parts = max(1, min(MOST_PARTS, share, math.ceil(weight / self.job.settings.task_bytes)))
         parts: list[tuple[int, Task | Stream, Item]] = []
         for part in range(num_parts):
             size = file.bytes * (part + 1) // num_parts - file.bytes * part // num_parts
@@ -185,7 +175,7 @@ class Scheduler:
         """Give the executor as many calls as it should have, and start to read streams while processes would idle."""
         if not self._is_gate_open and not self._starts_early:
             return
-        limit = self._budget.num_workers if self._room is None else self._room.limit()
+        limit = self.budget.num_workers if self._room is None else self._room.limit()
         # Readers of streams, and the gate, run beside the tasks.
         num_extra = self._num_readers + (not self._is_gate_open)
         while len(self._items) - num_extra + len(self._unpublished) < limit and (self._cuts or self._pending):
@@ -210,7 +200,7 @@ class Scheduler:
             item.order = RunTask(item.order.task, publish=self._is_gate_open)
         is_last = isinstance(item.order, (RunGate, CutStream))
         self._items[item.name] = item
-        self._executor.submit(Call(item.name, RUN_CALL, self._context, encode(item.order), self._call_memory, is_last))
+        self.executor.submit(Call(item.name, RUN_CALL, self._context, encode(item.order), self._call_memory, is_last))
 
     # What happens to calls.
 
@@ -233,7 +223,7 @@ class Scheduler:
         if event.lost is not None:
             self._take_back(item)
             self.counts.num_retried += 1
-            self._say(f"{item.description} {event.lost}; trying it again")
+            self.say(f"{item.description} {event.lost}; trying it again")
         item.worker = event.place.name or str(event.place)
         if isinstance(item.order, (RunTask, RunStream)):
             self._at[item.worker] = item
@@ -249,7 +239,7 @@ class Scheduler:
         elif isinstance(item.order, CutStream):
             orders = [other.order for other in (*self._cuts, *self._items.values())]
             in_use = {order.task.spool for order in orders if isinstance(order, RunTask)}
-            reclaim_files(self._journal.spool, item.order.stream.name, in_use)
+            reclaim_files(self.journal.spool, item.order.stream.name, in_use)
         item.num_tasks += item.report.num_tasks
         item.worker, item.report = None, NOTHING
 
@@ -283,9 +273,10 @@ class Scheduler:
 
     def _count_rejects(self, count: int) -> None:
         self.counts.num_rejects += count
-        if self._max_errors is not None and self.counts.num_rejects > self._max_errors:
+        most = self.request.max_errors
+        if most is not None and self.counts.num_rejects > most:
             raise TokenmillError(
-                f"{self.counts.num_rejects} records could not be tokenized, more than --max-errors {self._max_errors}; "
+                f"{self.counts.num_rejects} records could not be tokenized, more than --max-errors {most}; "
                 "see the reasons with --on-error fail, or raise the limit and run the same command again"
             )
 
@@ -295,7 +286,7 @@ class Scheduler:
             raise _shorten_path(message.to_error())
         del self._items[item.name]
         if isinstance(message, GateResult):
-            self._gate_passed(message)
+            self.gate_passed(message)
             self._is_gate_open = True
             for record, run in self._unpublished:
                 self._publish(record, run)
@@ -310,7 +301,7 @@ class Scheduler:
             self._publish(message.records[0], message.run)
         elif not self._shares_disk:
             for record in message.records:
-                self._journal.receive(record)
+                self.journal.receive(record)
                 self._entered.append(record.name)
         if isinstance(item.order, RunTask):
             if item.order.task.spool is not None:
@@ -318,14 +309,14 @@ class Scheduler:
         elif isinstance(item.order, (CutStream, RunStream)):
             self._num_readers -= isinstance(item.order, CutStream)
             number = item.order.stream.input
-            self._journal.end_stream(number, message.numbers, self._plan.inputs[number].stamp)
+            self.journal.end_stream(number, message.numbers, self._plan.inputs[number].stamp)
 
     def _publish(self, record: TaskRecord, run: str) -> None:
         """Publish a task that was started beside the gate, now or when the gate has passed."""
         if not self._is_gate_open:
             self._unpublished.append((record, run))
             return
-        publish_task(self._journal, record, run)
+        publish_task(self.journal, record, run)
         self.counts.num_tasks_done += 1
 
     def _on_loss(self, item: Item, event: Lost) -> None:
@@ -333,7 +324,7 @@ class Scheduler:
         self._take_back(item)
         if isinstance(item.order, RunStream) and item.num_tasks:
             item.num_tasks = 0
-            self._say(f"{item.description} {event.how}; resuming after its last finished task")
+            self.say(f"{item.description} {event.how}; resuming after its last finished task")
             self._submit(item)
             return
         raise TokenmillError(
@@ -342,12 +333,12 @@ class Scheduler:
 
     def _wait_for_entries(self) -> None:
         """Wait until this machine sees the entries that other machines wrote to the journal."""
-        if self._journal.mirror is not None:
+        if self.journal.mirror is not None:
             # Calls that were lost may have entered tasks, too.
-            self._journal.mirror.pull(self._journal.store)
+            self.journal.mirror.pull(self.journal.store)
             return
         deadline = time.monotonic() + SEEN_SECONDS
-        while not set(self._entered) <= set(self._journal.names()) and time.monotonic() < deadline:
+        while not set(self._entered) <= set(self.journal.names()) and time.monotonic() < deadline:
             time.sleep(0.5)
 
 
