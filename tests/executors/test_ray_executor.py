@@ -29,7 +29,8 @@ from tokenmill.errors import DataError, TokenmillError, UsageError
 from tokenmill.executors.base import Call, CallEvent, Lost
 from tokenmill.executors.ray import RayExecutor
 from tokenmill.pipeline.journal import locks
-from tokenmill.pipeline.workers import room, scheduler, worker
+from tokenmill.pipeline.plan import budget
+from tokenmill.pipeline.workers import scheduler, worker
 from tokenmill.pipeline.workers.messages import (
     Failed,
     Finished,
@@ -330,8 +331,8 @@ def test_a_machine_with_another_version_says_so(corpus: Path, tmp_path: Path, mo
 def test_a_cluster_without_room_is_waited_for_aloud_and_not_for_ever(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(room, "GIVE_UP_SECONDS", 0.3)
+    monkeypatch.setattr(budget, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(budget, "GIVE_UP_SECONDS", 0.3)
     display = Watched()
     with pytest.raises(TokenmillError, match="no machine of the cluster has room for a task"):
         run_inline(request_of(corpus, tmp_path / "out", on_error="skip"), InlineCluster(0), display)

@@ -24,9 +24,7 @@ from tests.support.program import Program
 from tests.support.running import command, sentence, snapshot, tokenmill
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.pipeline.journal.attempts import AttemptInfo
-from tokenmill.pipeline.journal.journal import TaskRecord
 from tokenmill.pipeline.journal.mirror import scratch_directory
-from tokenmill.pipeline.task.output import TaskOutput
 from tokenmill.pipeline.workers import worker
 from tokenmill.remote import split_url
 from tokenmill.tools.status import read_status
@@ -253,15 +251,15 @@ def test_a_run_that_was_overtaken_leaves_the_store_alone(
     """It was held up at a task while another run, with other flags, has made the store anew."""
     url = f"{s3}/tok"
     made: list[dict[str, bytes]] = []
-    publish = TaskOutput.publish
+    publish = worker.publish_task
 
-    def publish_late(output: TaskOutput) -> TaskRecord:
-        monkeypatch.setattr(TaskOutput, "publish", publish)
+    def publish_late(*task: Any) -> None:
+        monkeypatch.setattr(worker, "publish_task", publish)
         tm.tokenize(str(corpus), url, **flags(seed=7, overwrite=True))
         made.append(objects(url))
-        return publish(output)
+        publish(*task)
 
-    monkeypatch.setattr(TaskOutput, "publish", publish_late)
+    monkeypatch.setattr(worker, "publish_task", publish_late)
     monkeypatch.setattr(worker, "check_claim", lambda *_: None)
     request = msgspec.structs.replace(request_of(corpus, tmp_path, **flags()), out=url)
     with pytest.raises(StoreError, match=f"^{url} was started over by another run"):

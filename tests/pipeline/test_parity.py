@@ -21,8 +21,7 @@ from tokenmill.inputs import Input
 from tokenmill.pipeline.input_file import inspect_inputs
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import run
-from tokenmill.pipeline.task.parity import GateResult, _differing_documents, mismatches
-from tokenmill.pipeline.task.sample import Sample, take_sample
+from tokenmill.pipeline.task.parity import GateResult, Sample, _differing_documents, mismatches, take_sample
 from tokenmill.pipeline.workers.messages import Finished, decode_answer
 from tokenmill.readers import ReadOptions
 from tokenmill.store.store import TokenStore

@@ -1,13 +1,20 @@
 """The parity gate: check that the engine's ids equal the reference's before a run publishes anything.
 
-It compares a sample of the user's own documents (see `sample.py`) and a built-in set of awkward
-strings. The run prints the result and stores it in the manifest.
+It compares a sample of the user's own documents and a built-in set of awkward strings. The run prints the result and
+stores it in the manifest.
+
+The sample is spread over all inputs: up to 32 spans are read round-robin, and another span replaces each exhausted
+one, so that both one huge file and ten thousand tiny ones yield a sample. The reference is slow and takes up to 300
+bytes of memory per byte of text, so short documents are preferred. Some megabytes of long documents are compared
+whole, piece by piece; of the others, only parts from the whole length of the document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -16,22 +23,41 @@ import numpy as np
 from tokenmill.engines import REFERENCES, Engine, Tokenizer, create, open_tokenizer
 from tokenmill.engines.decoder import Decoder
 from tokenmill.engines.probe_strings import make_probe_strings
-from tokenmill.errors import UsageError
+from tokenmill.errors import DataError, UsageError
 from tokenmill.formatting import show_safely
+from tokenmill.pipeline.input_file import InputFile, Render, Span, read_span
 from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.task.runner import surround
-from tokenmill.pipeline.task.sample import Document, take_sample
+from tokenmill.readers import reader_for
+from tokenmill.readers.base import ReadOptions
+from tokenmill.remote.paths import input_path
 from tokenmill.store.manifest import ParityInfo
 from tokenmill.supervision.renderer import Renderer
 from tokenmill.text_batch import PackedTexts
 
-__all__ = ["GateResult", "Preview", "mismatches", "run_gate"]
+__all__ = ["GateResult", "Preview", "Sample", "mismatches", "run_gate", "take_sample"]
 
 BATCH, BATCH_CHARACTERS = 256, 250_000
 """Limits of one batch for the reference, which takes up to 300 bytes of memory per byte of text."""
 PREVIEW_HEAD, PREVIEW_TAIL = 9, 3
 PREVIEW_COLUMNS = 55
 """The room for ids on a line of 80 columns."""
+
+SAMPLE_DOCUMENTS = 1000
+SAMPLE_BYTES = 2_000_000
+SPANS_AT_ONCE = 32
+SEARCHED, MOST_READ = 16_000_000, 500_000_000
+"""How many characters to read in search of short documents: if there are enough long ones, and at most."""
+LONG_DOCUMENT, LONGEST_WHOLE = 4_000, 1_000_000
+HELD_BYTES = 20_000_000
+"""The most bytes of long documents in memory; if there are no short ones, all of these are compared whole."""
+MOST_WHOLE_BYTES = 5_000_000
+"""The most bytes of long documents to compare whole otherwise: one or two seconds of the reference."""
+PIECE, LONGEST_PIECE = 50_000, 250_000
+NUM_PARTS, PART = 4, 1_000
+
+Split = Callable[[str, int], list[str]]
+"""An engine's `split`."""
 
 
 class Preview(msgspec.Struct, frozen=True):
@@ -49,6 +75,39 @@ class GateResult(msgspec.Struct, tag=True, frozen=True):
     preview: Preview | None
     unseen_keys: list[str] = []
     """The --keep-keys that no document of the sample has."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """The compared texts of one document: consecutive pieces that cover it, or only some parts."""
+
+    texts: list[str]
+    is_whole: bool = True
+
+
+@dataclass
+class Sample:
+    """The sampled documents in the order in which they were read, short ones first."""
+
+    documents: list[Document] = field(default_factory=list)
+    num_characters: int = 0
+    unseen_keys: list[str] = field(default_factory=list)
+    """The --keep-keys that no document of the sample has."""
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the sample has 1,000 documents and 2 MB."""
+        return len(self.documents) >= SAMPLE_DOCUMENTS and self.num_characters >= SAMPLE_BYTES
+
+    @property
+    def num_in_parts(self) -> int:
+        """How many documents are compared only in parts."""
+        return sum(not document.is_whole for document in self.documents)
+
+    def add(self, document: Document) -> None:
+        """Add a document to the sample."""
+        self.documents.append(document)
+        self.num_characters += sum(map(len, document.texts))
 
 
 def run_gate(job: Job, engine: Engine) -> GateResult:
@@ -164,3 +223,136 @@ def _preview(job: Job, engine: Engine, tokenizer: Tokenizer, documents: list[Doc
             break
     texts = [b"".join(map(decoder.token_bytes, part)).decode("utf-8", "replace") for part in (head, tail)]
     return Preview(middle.join(map(show_safely, texts)), ids, len(tokens))
+
+
+def take_sample(inputs: list[InputFile], options: ReadOptions, split: Split, render: Render | None = None) -> Sample:
+    """Sample at least 1,000 documents and 2 MB, round-robin over the inputs; all documents if there are fewer.
+
+    `split` cuts a long document between tokens, so that it can be compared piece by piece.
+    """
+    sample, long = Sample(), _LongDocuments(split)
+    num_read, most_whole_bytes = 0, HELD_BYTES
+    seen_keys: set[str] = set()
+    for text in _read_round_robin(inputs, options, render, seen_keys):
+        num_read += len(text)
+        if len(text) <= LONG_DOCUMENT:
+            sample.add(Document([text]))
+        else:
+            long.add(text)
+        many = len(sample.documents) + len(long.texts) + len(long.parts) >= SAMPLE_DOCUMENTS
+        if sample.is_enough or num_read > (SEARCHED if many else MOST_READ):
+            most_whole_bytes = MOST_WHOLE_BYTES
+            break
+    for document in long.shortest_first(most_whole_bytes):
+        if sample.is_enough:
+            break
+        sample.add(document)
+    sample.unseen_keys = [key for key in options.keep_keys if key not in seen_keys] if num_read else []
+    return sample
+
+
+@dataclass
+class _LongDocuments:
+    """Long documents, kept whole as far as memory allows; only parts of the others."""
+
+    split: Split
+    num_held: int = 0
+    texts: list[bytes] = field(default_factory=list)
+    parts: list[Document] = field(default_factory=list)
+
+    def add(self, text: str) -> None:
+        data = text.encode() if len(text) <= LONGEST_WHOLE else b""
+        if data and self.num_held + len(data) <= HELD_BYTES:
+            self.texts.append(data)
+            self.num_held += len(data)
+        else:
+            self.parts.append(_take_parts(text))
+
+    def shortest_first(self, most_whole_bytes: int) -> Iterator[Document]:
+        """Yield whole documents up to so many bytes, then parts of documents."""
+        num_whole_bytes = 0
+        for data in sorted(self.texts, key=len):
+            text = data.decode()
+            pieces = self.split(text, PIECE) if len(text) > PIECE else [text]
+            if num_whole_bytes + len(data) > most_whole_bytes or max(map(len, pieces)) > LONGEST_PIECE:
+                yield _take_parts(text)
+            else:
+                num_whole_bytes += len(data)
+                yield Document(pieces)
+        yield from self.parts
+
+
+def _take_parts(text: str) -> Document:
+    """Take parts from the start to the end of a text, spaced evenly."""
+    starts = [(len(text) - PART) * number // (NUM_PARTS - 1) for number in range(NUM_PARTS)]
+    return Document([text[start : start + PART] for start in starts], is_whole=False)
+
+
+def _read_round_robin(
+    inputs: list[InputFile], options: ReadOptions, render: Render | None, seen_keys: set[str]
+) -> Iterator[str]:
+    """Yield one text from each of 32 spans, then the next from each; another span replaces an exhausted one.
+
+    The spans cover all inputs, in an order in which every prefix is spread evenly.
+    """
+    most = max(1, SPANS_AT_ONCE // max(1, len(inputs)))
+    order = _bit_reversed(len(inputs))
+    spans = (span for number in order for span in _cut_spans(number, inputs[number], options, most))
+    readers: deque[Iterator[str]] = deque()
+    while True:
+        while len(readers) < SPANS_AT_ONCE and (span := next(spans, None)) is not None:
+            readers.append(_texts(inputs[span.input], span, options, render, seen_keys))
+        if not readers:
+            return
+        text = next(readers[0], None)
+        if text is None:
+            readers.popleft()
+        else:
+            yield text
+            readers.rotate(-1)
+
+
+def _cut_spans(number: int, file: InputFile, options: ReadOptions, most: int) -> Iterator[Span]:
+    """Cut an input into spans; compressed inputs, JSON arrays and tiny files are one span."""
+    edges: list[int] = []
+    if most > 1 and file.format == "parquet":
+        edges = _row_groups(file, options)
+    elif most > 1 and file.bytes >= 1 << 20 and file.compression == "none" and file.format in {"jsonl", "text"}:
+        edges = [file.bytes * part // most for part in range(most + 1)]
+    count = min(most, len(edges) - 1)
+    if count < 1:
+        yield Span(number)
+    for part in range(count):
+        first, last = (len(edges) - 1) * part // count, (len(edges) - 1) * (part + 1) // count
+        yield Span(number, edges[first], edges[last])
+
+
+def _row_groups(file: InputFile, options: ReadOptions) -> list[int]:
+    """Return the boundaries of the row groups of a Parquet file; empty if it cannot be read."""
+    try:
+        return [0, *(stop for _, stop in reader_for(file.format, options).plan(input_path(file.path), 1))]
+    except DataError:
+        return []
+
+
+def _bit_reversed(count: int) -> Iterator[int]:
+    """Yield all numbers below `count` in bit-reversed order: 0 4 2 6 1 5 3 7."""
+    width = max(1, (count - 1).bit_length())
+    for number in range(1 << width):
+        reversed_bits = int(f"{number:0{width}b}"[::-1], 2)
+        if reversed_bits < count:
+            yield reversed_bits
+
+
+def _texts(
+    file: InputFile, span: Span, options: ReadOptions, render: Render | None, seen_keys: set[str]
+) -> Iterator[str]:
+    try:
+        for batch in read_span(file, span, options, render):
+            for index, key in enumerate(options.keep_keys):
+                if key not in seen_keys and any(row[index] is not None for row in batch.kept or ()):
+                    seen_keys.add(key)
+            yield from batch.texts
+    except DataError:
+        # The task that reads this file reports the damage.
+        return

@@ -26,7 +26,7 @@ from tokenmill.executors.base import Answer, Call, CallEvent, Executor, Lost, No
 from tokenmill.pipeline.counts import Counts
 from tokenmill.pipeline.journal.journal import Journal, TaskRecord
 from tokenmill.pipeline.journal.resume import RunState
-from tokenmill.pipeline.plan.budget import Budget
+from tokenmill.pipeline.plan.budget import Budget, Room
 from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.plan.tasks import Stream, Task
 from tokenmill.pipeline.request import Request
@@ -45,7 +45,6 @@ from tokenmill.pipeline.workers.messages import (
     decode_note,
     encode,
 )
-from tokenmill.pipeline.workers.room import Room
 from tokenmill.pipeline.workers.worker import RUN_CALL, share_job
 
 __all__ = ["Scheduler"]

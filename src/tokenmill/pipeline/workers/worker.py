@@ -11,8 +11,11 @@ to be passed from one machine to another.
 
 from __future__ import annotations
 
+import cProfile
+import fcntl
 import gc
 import os
+import pstats
 import socket
 import sys
 import tempfile
@@ -54,7 +57,6 @@ from tokenmill.pipeline.workers.messages import (
     decode_order,
     encode,
 )
-from tokenmill.pipeline.workers.profile import Profile, claim_profile
 from tokenmill.remote.paths import input_path
 from tokenmill.remote.remote_errors import RemoteError
 
@@ -134,7 +136,7 @@ class _Worker:
         self._journal = Journal(Path(job.store), job.share, job.attempt, mirror)
         self._engines = EngineCache(job)
         self._runner: TaskRunner | None = None
-        self._profile: Profile | None = None
+        self._profile: _Profile | None = None
         self._post: Post = lambda _: None
 
     def _take_store(self, job: Job) -> Job:
@@ -224,7 +226,7 @@ class _Worker:
         if self._runner is None:
             self._runner = TaskRunner(self._job, self._journal, self._engines.engine, self._engines.relieve)
             if self._job.profile is not None:
-                self._profile = claim_profile(Path(self._job.profile))
+                self._profile = _claim_profile(Path(self._job.profile))
         with self._profile.running() if self._profile is not None else nullcontext():
             name = f"{os.getpid():x}" if self._shares_disk else os.urandom(8).hex()
             return self._runner.run(task, name, self._count)
@@ -305,3 +307,37 @@ def _nameless_file() -> Iterator[Path]:
     else:
         with tempfile.NamedTemporaryFile(prefix="tokenmill-") as file:
             yield Path(file.name)
+
+
+class _Profile:
+    """The profile of one worker for --profile, written again after each task, because a run may be killed."""
+
+    def __init__(self, path: Path, lock: object) -> None:
+        self._path = path
+        self._lock = lock
+        """Held until the process ends."""
+        self._profiler = cProfile.Profile()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Profile a block, and write the result for `pstats`, or as a table if the name of the file ends in .txt."""
+        try:
+            with self._profiler:
+                yield
+        finally:
+            if self._path.suffix != ".txt":
+                self._profiler.dump_stats(self._path)
+            else:
+                with self._path.open("w") as file:
+                    pstats.Stats(self._profiler, stream=file).sort_stats("tottime").print_stats(60)
+
+
+def _claim_profile(path: Path) -> _Profile | None:
+    """Start a profile, unless another worker has the lock on its file."""
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return _Profile(path, file)
