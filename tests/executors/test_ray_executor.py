@@ -30,6 +30,7 @@ from tokenmill.executors.base import Call, CallEvent, Lost
 from tokenmill.executors.ray import RayExecutor
 from tokenmill.pipeline.journal import locks
 from tokenmill.pipeline.plan import budget
+from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.workers import scheduler, worker
 from tokenmill.pipeline.workers.messages import (
     Failed,
@@ -301,9 +302,8 @@ def test_a_machine_that_does_not_see_the_store_says_so(
 ) -> None:
     monkeypatch.setattr(locks, "SEEN_SECONDS", 0.0)
     call = begin(corpus, tmp_path / "out")[0]
-    shared = msgspec.msgpack.decode(call.context, type=worker.SharedJob)
-    job = msgspec.structs.replace(shared.job, store=str(tmp_path / "elsewhere"))
-    context = msgspec.msgpack.encode(msgspec.structs.replace(shared, job=job))
+    job = msgspec.msgpack.decode(call.context, type=Job)
+    context = msgspec.msgpack.encode(msgspec.structs.replace(job, store=str(tmp_path / "elsewhere")))
     message = answer(replace(call, context=context))
     assert isinstance(message, Failed)
     assert "must be on storage that all machines of the cluster share" in str(message.arguments[0])

@@ -19,7 +19,7 @@ from tokenmill.display import Silence
 from tokenmill.executors.local import LocalExecutor
 from tokenmill.pipeline import PRELOAD
 from tokenmill.pipeline.journal.journal import Journal
-from tokenmill.pipeline.journal.locks import StoreInUseError, is_in_use
+from tokenmill.pipeline.journal.locks import StoreInUseError, find_holders
 from tokenmill.pipeline.plan.prepare import Prepared
 from tokenmill.pipeline.plan.tasks import Plan, Stream, Task
 from tokenmill.pipeline.run import make_store
@@ -63,7 +63,7 @@ class BackgroundRun:
     def _run(self) -> None:
         try:
             while not self._stopped.is_set():
-                if not is_in_use(Path(self._prepared.request.out)) and self._try():
+                if not find_holders(Path(self._prepared.request.out)) and self._try():
                     return
                 self._stopped.wait(LOOK_SECONDS)
         except _StoppedError:

@@ -28,7 +28,7 @@ from tokenmill.dataset.shuffle import shuffle as shuffle_rows
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.machine import parse_bytes
 from tokenmill.pipeline.journal.journal import Journal
-from tokenmill.pipeline.journal.locks import is_in_use
+from tokenmill.pipeline.journal.locks import find_holders
 from tokenmill.pipeline.journal.resume import find_finished, is_same
 from tokenmill.pipeline.plan.prepare import Prepared
 from tokenmill.pipeline.plan.tasks import Plan, make_plan
@@ -234,7 +234,7 @@ class TokenizedText:
                 self._is_ours = True
             elif journal.exists():
                 self._is_ours = is_same(journal.saved_plan(), self._prepared)
-                if not self._is_ours and is_in_use(self._store):
+                if not self._is_ours and find_holders(self._store):
                     raise StoreError(
                         f"{self._store} is being made from other text or with other flags; use another cache"
                     )
@@ -251,7 +251,7 @@ class TokenizedText:
     def _check_that_a_run_continues(self) -> None:
         """Raise when the store has been without a run for a while; only the process that started it knows why."""
         now = time.monotonic()
-        if is_in_use(self._store) or (self._store / MANIFEST).exists():
+        if find_holders(self._store) or (self._store / MANIFEST).exists():
             self._last_seen = now
         elif now - self._last_seen > LOST_SECONDS:
             raise StoreError(

@@ -24,7 +24,7 @@ from tokenmill.errors import StoreError
 from tokenmill.files import create_durably, sync_directory, write_durably
 from tokenmill.pipeline.input_file import InputFile
 from tokenmill.pipeline.journal.locks import sweep_locks, try_lock
-from tokenmill.pipeline.journal.mirror import Mirror
+from tokenmill.pipeline.journal.mirror import Mirror, file_sizes
 from tokenmill.pipeline.plan.ranks import WHOLE, Share
 from tokenmill.pipeline.plan.tasks import Plan
 from tokenmill.store.manifest import ParityInfo, ShardInfo, TokenizerInfo
@@ -57,10 +57,6 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Whether lines of its rejects count from the start of its span; lines of earlier tasks must be added."""
     num_rerouted: int
     num_parsed: int
-
-    def file_sizes(self) -> dict[str, int]:
-        """List the files of its shards with their sizes."""
-        return {f"{s.name}{suffix}": file.bytes for s in self.shards.values() for suffix, file in s.files.items()}
 
     def modified(self, inputs: Sequence[InputFile]) -> set[int]:
         """Return which of its inputs were modified since."""
@@ -180,9 +176,9 @@ class Journal:
 
     def _commit_to(self, mirror: Mirror, record: TaskRecord, data: bytes) -> None:
         """Upload the files of a task, then create its entry, then remove the local shards."""
-        shards = record.file_sizes()
-        rejects = [f"{self.folder.name}/{self.rejects_path(record.name).name}"] if record.rejects else []
         made = list(record.shards.values())
+        shards = file_sizes(made)
+        rejects = [f"{self.folder.name}/{self.rejects_path(record.name).name}"] if record.rejects else []
         if mirror.is_wanted(made):
             mirror.upload(self.store, [*shards, *rejects])
         if mirror.is_wanted(made):
@@ -243,7 +239,7 @@ class Journal:
 
     def is_whole(self, record: TaskRecord) -> bool:
         """Whether all shard files of a task exist with the right sizes."""
-        files = record.file_sizes().items()
+        files = file_sizes(record.shards.values()).items()
         if self.mirror is not None:
             return all(self.mirror.has(name, size) for name, size in files)
         try:

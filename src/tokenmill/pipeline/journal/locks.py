@@ -39,7 +39,6 @@ __all__ = [
     "claim",
     "find_directory",
     "find_holders",
-    "is_in_use",
     "is_lock",
     "join_workers",
     "locked",
@@ -187,11 +186,6 @@ def find_holders(store: Path, wanted: Callable[[Share], bool] = lambda _: True, 
             if try_lock(file, mode | fcntl.LOCK_NB) is False:
                 holders.append(_read_holder(file, share))
     return holders
-
-
-def is_in_use(store: Path) -> bool:
-    """Whether a run holds the lock of the directory."""
-    return bool(find_holders(store))
 
 
 def is_lock(name: str) -> bool:

@@ -31,6 +31,7 @@ __all__ = [
     "JOURNAL",
     "PLAN",
     "Mirror",
+    "file_sizes",
     "find_orphans",
     "find_unentered",
     "pulled",
@@ -132,7 +133,7 @@ class Mirror:
 
     def _check_sizes(self, manifest: Manifest, names: dict[str, int]) -> None:
         """Raise if the listed files of a finished store do not have the sizes in its manifest."""
-        for name, size in _shard_sizes(manifest).items():
+        for name, size in file_sizes(_shards(manifest)).items():
             if names.get(name) != size:
                 found = f"has {names[name]:,} bytes" if name in names else "is missing"
                 raise StoreError(
@@ -295,7 +296,7 @@ def find_unentered(names: dict[str, int]) -> list[str]:
 def _known(manifest: Manifest) -> set[str]:
     """List the files of a finished store."""
     return {
-        *_shard_sizes(manifest),
+        *file_sizes(_shards(manifest)),
         MANIFEST,
         *KEPT,
         *manifest.files,
@@ -307,8 +308,9 @@ def _shards(manifest: Manifest) -> list[ShardInfo]:
     return [shard for split in manifest.splits.values() for shard in split.shards]
 
 
-def _shard_sizes(manifest: Manifest) -> dict[str, int]:
-    return {f"{shard.name}{suffix}": file.bytes for shard in _shards(manifest) for suffix, file in shard.files.items()}
+def file_sizes(shards: Iterable[ShardInfo]) -> dict[str, int]:
+    """List the files of shards with their sizes."""
+    return {f"{shard.name}{suffix}": file.bytes for shard in shards for suffix, file in shard.files.items()}
 
 
 def _has_journal(names: Iterable[str]) -> bool:

@@ -67,6 +67,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     share: Share = WHOLE
     attempt: str = ""
     """A unique word for the names of temporary files."""
+    shares_disk: bool = True
+    """Whether its processes see the files of the machine that started the run."""
+    versions: dict[str, str] = {}
+    """The packages that a process must have in the same version."""
 
 
 def prepare(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -41,20 +42,17 @@ SHORT_DOCUMENT = 128
 """If documents have fewer tokens than this on average, one masked assignment is faster than a copy per document."""
 
 
+@dataclass
 class TaskRunner:
     """Runs tasks of one job with one engine; it calls `free_memory` whenever memory may have grown."""
 
-    def __init__(
-        self,
-        job: Job,
-        journal: Journal,
-        engine: Engine,
-        free_memory: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._job = job
-        self._journal = journal
-        self._engine = engine
-        self._free_memory = free_memory
+    job: Job
+    journal: Journal
+    engine: Engine
+    free_memory: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        job = self.job
         self._dtype = dtype_for(job.vocab_size)
         supervised = job.settings.supervision is not None
         # A template writes special tokens itself; the renderer checks for those inside records.
@@ -69,11 +67,9 @@ class TaskRunner:
 
         `report` is called after every batch.
         """
-        output = TaskOutput(
-            self._job, self._journal, task, self._dtype, f"{self._journal.attempt_name}.{run}".lstrip(".")
-        )
-        rerouted = self._engine.num_rerouted
-        inputs = [self._job.inputs[span.input] for span in task.spans]
+        output = TaskOutput(self.job, self.journal, task, self._dtype, f"{self.journal.attempt_name}.{run}".lstrip("."))
+        rerouted = self.engine.num_rerouted
+        inputs = [self.job.inputs[span.input] for span in task.spans]
         try:
             for span in task.spans:
                 self._run_span(task, span, output, report)
@@ -81,7 +77,7 @@ class TaskRunner:
                 output.reject_damage(task.damage)
                 report(Stages(num_rejects=1))
             check_unchanged(inputs)
-            output.finish(self._engine.num_rerouted - rerouted)
+            output.finish(self.engine.num_rerouted - rerouted)
             return output
         except BaseException as error:
             output.discard()
@@ -91,8 +87,8 @@ class TaskRunner:
             raise
 
     def _run_span(self, task: Task, span: Span, output: TaskOutput, report: Callable[[Stages], None]) -> None:
-        reading = msgspec.structs.replace(self._job.settings.reading, packed=self._engine.takes_packed)
-        file = self._job.inputs[span.input]
+        reading = msgspec.structs.replace(self.job.settings.reading, packed=self.engine.takes_packed)
+        file = self.job.inputs[span.input]
         render = self._renderer.render if self._renderer is not None else None
         batches = read_spool(file, task, reading, render) if task.spool else read_span(file, span, reading, render)
         clock = time.perf_counter()
@@ -121,7 +117,7 @@ class TaskRunner:
         encoded = self._encode_texts(batch.texts)
         if self._special_ids is not None:
             encoded = self._handle_specials(batch, encoded, output)
-        policy, vocab_size, dtype = self._job.settings.policy, self._job.vocab_size, DTYPES[self._dtype][1]
+        policy, vocab_size, dtype = self.job.settings.policy, self.job.vocab_size, DTYPES[self._dtype][1]
         weights: Weights | None = None
         if self._aligner is None or batch.trained is None:
             tokens, lengths = surround(encoded, policy, dtype=dtype, vocab_size=vocab_size)
@@ -135,27 +131,27 @@ class TaskRunner:
         return tokens, lengths, weights
 
     def _encode_texts(self, texts: Sequence[str]) -> TokenBatch:
-        self._free_memory()
+        self.free_memory()
         longest = texts.longest if isinstance(texts, PackedTexts) else max(map(len, texts), default=0)
         if longest > LONG_TEXT:
             return TokenBatch.join([self._encode_long(text) for text in texts])
-        size = self._job.batch_size
+        size = self.job.batch_size
         if size is None or len(texts) <= size:
-            return self._engine.encode(texts)
-        return TokenBatch.join([self._engine.encode(texts[at : at + size]) for at in range(0, len(texts), size)])
+            return self.engine.encode(texts)
+        return TokenBatch.join([self.engine.encode(texts[at : at + size]) for at in range(0, len(texts), size)])
 
     def _encode_long(self, text: str) -> TokenBatch:
         """Encode one text piece by piece, so that memory can be freed in between."""
-        pieces = self._engine.split(text, LONG_TEXT)
-        if len(pieces) == 1 and len(text) * self._engine.memory_per_character > self._job.worker_bytes:
+        pieces = self.engine.split(text, LONG_TEXT)
+        if len(pieces) == 1 and len(text) * self.engine.memory_per_character > self.job.worker_bytes:
             # It exceeds this worker's share of memory: drop the cache, and encode one such text at a time.
-            self._engine.recycle()
-            with self._journal.large_document_lock():
-                return self._engine.encode(pieces)
+            self.engine.recycle()
+            with self.journal.large_document_lock():
+                return self.engine.encode(pieces)
         ids = []
         for piece in pieces:
-            ids.append(self._engine.encode([piece]).ids)
-            self._free_memory()
+            ids.append(self.engine.encode([piece]).ids)
+            self.free_memory()
         return TokenBatch(np.concatenate(ids), np.array([0, sum(map(len, ids))]))
 
     def _handle_specials(self, batch: TextBatch, encoded: TokenBatch, output: TaskOutput) -> TokenBatch:
@@ -164,7 +160,7 @@ class TaskRunner:
         special = self._special_ids.take(encoded.ids)
         if not special.any():
             return encoded
-        if self._job.settings.policy.special_tokens == "parse":
+        if self.job.settings.policy.special_tokens == "parse":
             output.num_parsed += int(special.sum())
             return encoded
         bad = np.unique(np.searchsorted(encoded.offsets, np.flatnonzero(special), "right") - 1).tolist()

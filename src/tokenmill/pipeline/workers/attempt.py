@@ -63,7 +63,7 @@ class Attempt:
 
     def _run(self, engine: str, mismatch: ParityInfo | None = None) -> None:
         settings, journal = self.prepared.settings, self.journal
-        job = make_job(self.prepared, journal, engine, self.budget.worker_bytes)
+        job = make_job(self.prepared, journal, engine, self.budget.worker_bytes, self.executor.shares_disk)
         if isinstance(self.executor, LocalExecutor):
             self.executor.pin(_pins(self.prepared.request))
         key = EngineKey(engine, settings.policy.special_tokens, settings.tokenizer_sha256)
@@ -112,11 +112,11 @@ class _Mismatch(Exception):
         self.parity = parity
 
 
-def make_job(prepared: Prepared, journal: Journal, engine: str, worker_bytes: int) -> Job:
+def make_job(prepared: Prepared, journal: Journal, engine: str, worker_bytes: int, shares_disk: bool = True) -> Job:
     """Make the job that is sent to every process of a run."""
     request, mirror = prepared.request, journal.mirror
     return Job(
-        store=str(journal.store),
+        store=str(journal.store if shares_disk else journal.store.absolute()),
         inputs=prepared.files,
         settings=prepared.settings,
         engine=engine,
@@ -127,6 +127,7 @@ def make_job(prepared: Prepared, journal: Journal, engine: str, worker_bytes: in
         worker_bytes=worker_bytes,
         profile=str(Path(request.profile).absolute()) if request.profile is not None else None,
         share=prepared.share,
+        shares_disk=shares_disk,
         attempt=journal.attempt,
         mirror=mirror.url if mirror is not None else None,
         plan_tag=mirror.tag(PLAN) if mirror is not None else None,

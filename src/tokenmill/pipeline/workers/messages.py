@@ -70,7 +70,7 @@ class RunStream(msgspec.Struct, tag=True, frozen=True):
     num_parts: int
 
 
-class Report(msgspec.Struct, tag=True, frozen=True):
+class Report(msgspec.Struct, tag=True):
     """How far a call has come since it was started."""
 
     task: str = ""

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from tokenmill.errors import DataError, TokenmillError
 from tokenmill.executors.base import Answer, Call, CallEvent, Executor, Lost, Note, Started
 from tokenmill.pipeline.counts import Counts
@@ -120,9 +118,7 @@ class Scheduler:
 
     def run(self) -> None:
         """Finish the plan; return when every task is in the journal."""
-        if not self._shares_disk:
-            self.job = msgspec.structs.replace(self.job, store=str(Path(self.job.store).absolute()))
-        self._context = share_job(self.job, shares_disk=self._shares_disk)
+        self._context = share_job(self.job)
         self._count_rejects(0)
         self._enqueue(*self.state.remaining())
         self._submit(Item("the parity gate", "", RunGate()))

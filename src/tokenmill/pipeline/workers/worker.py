@@ -68,18 +68,10 @@ FAR_NOTE_SECONDS = 1.0
 """The interval between two notes of a process on another machine."""
 
 
-class SharedJob(msgspec.Struct, frozen=True):
-    """The context of all calls of a run: the job, and the packages that a process must have in the same version."""
-
-    job: Job
-    shares_disk: bool
-    versions: dict[str, str]
-
-
-def share_job(job: Job, *, shares_disk: bool) -> bytes:
+def share_job(job: Job) -> bytes:
     """Encode the context of a run's calls. Where no lock reaches its processes, claim the store for them."""
-    context = encode(SharedJob(job, shares_disk, _versions(job.engine)))
-    if not shares_disk:
+    context = encode(msgspec.structs.replace(job, versions=_versions(job.engine)))
+    if not job.shares_disk:
         claim(job.mirror or job.store, xxhash.xxh3_128_hexdigest(context))
     return context
 
@@ -117,21 +109,21 @@ class _Worker:
     def __init__(self, context: bytes) -> None:
         self.context = context
         self._digest = xxhash.xxh3_128_hexdigest(context)
-        shared = msgspec.msgpack.decode(context, type=SharedJob)
-        for name, version in _versions(shared.job.engine).items():
-            if version != shared.versions[name]:
+        job = msgspec.msgpack.decode(context, type=Job)
+        for name, version in _versions(job.engine).items():
+            if version != job.versions[name]:
                 # Another version could write other bytes.
                 raise TokenmillError(
                     f"{socket.gethostname()} has {name} {version}, and the machine that started the run "
-                    f"{shared.versions[name]}; install the same version on all machines of the cluster"
+                    f"{job.versions[name]}; install the same version on all machines of the cluster"
                 )
-        self._shares_disk = shared.shares_disk
-        self._note_seconds = NOTE_SECONDS if shared.shares_disk else FAR_NOTE_SECONDS
-        self.place = shared.job.store if shared.shares_disk else shared.job.mirror or shared.job.store
+        self._shares_disk = job.shares_disk
+        self._note_seconds = NOTE_SECONDS if job.shares_disk else FAR_NOTE_SECONDS
+        self.place = job.store if job.shares_disk else job.mirror or job.store
         self._resources = ExitStack()
         self.close = weakref.finalize(self, self._resources.close)
         """Release the store, and remove the files that only this process used; also called when the process ends."""
-        self._job = job = self._take_store(shared.job)
+        self._job = job = self._take_store(job)
         mirror = Mirror(job.mirror, job.plan_tag) if job.mirror is not None else None
         self._journal = Journal(Path(job.store), job.share, job.attempt, mirror)
         self._engines = EngineCache(job)
@@ -157,8 +149,8 @@ class _Worker:
         self._post = post
         self._posted = time.monotonic()
         self._task: Task | None = None
-        self._num_tasks = self._disk_bytes = self._engines.num_recycled = 0
-        self._work = Stages()
+        self._done = Report()
+        self._engines.num_recycled = 0
         # A process that outlives the run holds the store during a call; others hold it all the time.
         with nullcontext() if self._shares_disk else self._claimed_store():
             thresholds = gc.get_threshold()
@@ -220,7 +212,7 @@ class _Worker:
         return record is not None and not record.modified(self._job.inputs)
 
     def _tokenize(self, task: Task) -> TaskOutput:
-        self._task = task
+        self._task, self._done.task = task, task.name
         if not self._shares_disk:
             _check_inputs(self._job, task)
         if self._runner is None:
@@ -239,26 +231,25 @@ class _Worker:
         except BaseException:
             output.discard()
             raise
-        self._num_tasks += 1
+        self._done.num_tasks += 1
         return output.record
 
     def _count(self, stages: Stages) -> None:
         """Add up the work, and send a note at intervals."""
-        self._work.add(stages)
+        self._done.work.add(stages)
         num_bytes, task = stages.num_bytes, self._task
         if task is not None and task.spool is not None:
             # Progress is counted in bytes on disk: text from a stream was decompressed.
             span = task.spans[0]
             num_bytes = num_bytes * task.bytes // max(1, (span.stop or 0) - span.start)
-        self._disk_bytes += num_bytes
+        self._done.disk_bytes += num_bytes
         if time.monotonic() - self._posted > self._note_seconds:
             self._posted = time.monotonic()
             self._post(encode(self._report()))
 
     def _report(self) -> Report:
-        task = self._task.name if self._task is not None else ""
-        engines = self._engines
-        return Report(task, self._num_tasks, self._disk_bytes, self._work, engines.num_recycled, engines.memory_bytes)
+        self._done.num_recycled, self._done.memory_bytes = self._engines.num_recycled, self._engines.memory_bytes
+        return self._done
 
 
 _here = threading.local()
