@@ -167,7 +167,7 @@ def make_store(
     if executor.shares_disk:
         budget = budget or make_budget(request, prepared.tokenizer_bytes)
     else:
-        _check_for_cluster(request)
+        _refuse_local_flags(request)
     manifest = _prepare_directory(prepared)
     if manifest is not None:
         return _report_finished(manifest, prepared, display)
@@ -181,7 +181,11 @@ def make_store(
         # These have the stamps of the run: an input that was only touched since counts as unchanged.
         prepared = replace(prepared, files=state.plan.inputs)
         _say_notes(prepared, state, display, has_locks=has_locks)
-        budget = budget or _join_cluster(executor, prepared, display)
+        if budget is None:
+            # Connect to a cluster only when there is work to do: starting one takes its time.
+            display.say(f"cluster    {executor}")
+            executor.join(None if request.workers == "auto" else request.workers)
+            budget = make_cluster_budget(request, prepared.tokenizer_bytes, executor)
         observer = Observer(journal, display, budget)
         with _watched(observer, journal, state, executor):
             if any(state.remaining()) or (state.done and journal.gate() is None):
@@ -295,15 +299,7 @@ def _say_notes(prepared: Prepared, state: RunState, display: Display, *, has_loc
         display.say(f"share      {prepared.share}: {tasks}{streams}")
 
 
-def _join_cluster(cluster: Executor, prepared: Prepared, display: Display) -> Budget:
-    """Connect to a cluster, only when there is work to do: starting one takes its time."""
-    display.say(f"cluster    {cluster}")
-    workers = prepared.request.workers
-    cluster.join(None if workers == "auto" else workers)
-    return make_cluster_budget(prepared.request, prepared.tokenizer_bytes, cluster)
-
-
-def _check_for_cluster(request: Request) -> None:
+def _refuse_local_flags(request: Request) -> None:
     """Refuse flags that are about the processes of this machine, or about sharing work without a cluster."""
     for flag in ("rank", "affinity", "numa", "profile"):
         if getattr(request, flag) is not None and getattr(request, flag) is not False:

@@ -11,7 +11,7 @@ import atexit
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,23 +63,17 @@ class BackgroundRun:
     def _run(self) -> None:
         try:
             while not self._stopped.is_set():
-                if not find_holders(Path(self._prepared.request.out)) and self._try():
-                    return
+                if not find_holders(Path(self._prepared.request.out)):
+                    # Another process may lock the store first.
+                    with suppress(StoreInUseError), closing(LocalExecutor(NICENESS)) as executor:
+                        executor.warm(PRELOAD, b"")
+                        make_store(self._prepared, _StopDisplay(self._stopped), executor, plan=self._plan)
+                        return
                 self._stopped.wait(LOOK_SECONDS)
         except _StoppedError:
             pass
         except BaseException as error:
             self._error = error
-
-    def _try(self) -> bool:
-        """Finish the store; return False if another process has just locked it."""
-        try:
-            with closing(LocalExecutor(NICENESS)) as executor:
-                executor.warm(PRELOAD, b"")
-                make_store(self._prepared, _StopDisplay(self._stopped), executor, plan=self._plan)
-        except StoreInUseError:
-            return False
-        return True
 
 
 class _StoppedError(BaseException):

@@ -1,8 +1,7 @@
 """Finish a run: turn the journal of tasks into the manifest.
 
-Shards already have their names, so this copies and renames nothing. It joins the rejects in input
-order and writes the manifest last. It needs only the journal, so any process on any machine can
-finish a run that many ranks share.
+Shards already have their names, so this copies and renames nothing. It joins the rejects in input order and writes the
+manifest last. It needs only the journal, so any process on any machine can finish a run that many ranks share.
 """
 
 from __future__ import annotations

@@ -120,7 +120,8 @@ class Mirror:
             some = min(names)
             raise StoreError(f"{self.url} is not empty and not a token store: it has {some}; choose another with -o")
         entries = [name for name in names if _ENTRY.fullmatch(name)]
-        here = {name for name in entries if _is_of_task(name)}
+        # Entries of tasks, and the files of their rejects, begin with a digit.
+        here = {name for name in entries if name.removeprefix(f"{JOURNAL}/")[0].isdigit()}
         if is_outline:
             for name in here:
                 (store / JOURNAL).mkdir(exist_ok=True)
@@ -273,11 +274,6 @@ class Mirror:
         except NoSuchObject:
             return
         self.delete(find_orphans(self.names(), manifest))
-
-
-def _is_of_task(name: str) -> bool:
-    """Whether a file of the journal is the entry of a task, or holds its rejects."""
-    return name.removeprefix(f"{JOURNAL}/")[0].isdigit()
 
 
 def find_orphans(names: dict[str, int], manifest: Manifest) -> list[str]:

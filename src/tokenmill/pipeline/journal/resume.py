@@ -1,8 +1,7 @@
 """The state of a directory: empty, unfinished or finished, and whether this request may resume it.
 
-A store belongs to one request. The same command resumes it or finds it done. A command with other
-inputs or content flags is refused with the difference named, because a mix of the two would be a
-store that no command asked for.
+A store belongs to one request. The same command resumes it or finds it done. A command with other inputs or content
+flags is refused with the difference named, because a mix of the two would be a store that no command asked for.
 """
 
 from __future__ import annotations

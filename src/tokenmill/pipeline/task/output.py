@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -67,7 +66,10 @@ class TaskOutput:
                 tokens, lengths, inputs=inputs, positions=batch.positions, kept=batch.kept, weights=weights
             )
             return
-        validation = self._find_validation(batch.texts)
+        # The split of a document depends on its text and on --seed.
+        settings, digest = self.job.settings, xxhash.xxh3_64_intdigest
+        bound = int(settings.val_fraction * 2**64)
+        validation = np.array([digest(text, settings.seed) < bound for text in encode_texts(batch.texts)])
         for split, which in (("train", ~validation), ("val", validation)):
             if which.any():
                 chosen = np.repeat(which, lengths)
@@ -128,13 +130,6 @@ class TaskOutput:
         if self._reject_file is not None:
             self._reject_file.close()
             Path(self._reject_file.name).unlink(missing_ok=True)
-
-    def _find_validation(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Return a mask of the documents in the validation split; it depends on their text and on --seed."""
-        settings = self.job.settings
-        bound = int(settings.val_fraction * 2**64)
-        digest = xxhash.xxh3_64_intdigest
-        return np.array([digest(text, settings.seed) < bound for text in encode_texts(texts)])
 
     def _writer(self, split: str) -> ShardWriter:
         if split not in self._writers:

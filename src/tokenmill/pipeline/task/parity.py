@@ -163,21 +163,14 @@ def _differing_documents(engine: Engine, reference: Engine, documents: list[Docu
     differing = []
     for document in documents:
         text = next((text for text in document.texts if text in wrong), None) if wrong else None
-        if (
-            text is None
-            and document.is_whole
-            and len(document.texts) > 1
-            and not _equals_pieces(engine, document.texts)
-        ):
-            text = document.texts[0]
+        pieces = document.texts
+        if text is None and document.is_whole and len(pieces) > 1:
+            # The pieces were compared with the reference; the whole text must have the same ids.
+            whole = engine.encode(["".join(pieces)])
+            text = None if np.array_equal(whole.ids, engine.encode(pieces).ids) else pieces[0]
         if text is not None:
             differing.append(text)
     return differing
-
-
-def _equals_pieces(engine: Engine, pieces: list[str]) -> bool:
-    """Whether the ids of a text equal those of its pieces, which were compared with the reference."""
-    return np.array_equal(engine.encode(["".join(pieces)]).ids, engine.encode(pieces).ids)
 
 
 def _batches(texts: list[str]) -> Iterator[list[str]]:

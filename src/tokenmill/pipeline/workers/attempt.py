@@ -47,7 +47,7 @@ class Attempt:
             self._run(choice.engine)
             return
         except _Mismatch as found:
-            parity = found.parity
+            parity: ParityInfo = found.args[0]
         difference = (
             f"{choice.engine} differs from {parity.reference} on {parity.num_mismatches} of "
             f"{parity.num_documents + parity.num_awkward} texts, for example {parity.example!r}"
@@ -106,10 +106,6 @@ class Attempt:
 
 class _Mismatch(Exception):
     """The parity gate found a difference."""
-
-    def __init__(self, parity: ParityInfo) -> None:
-        super().__init__(parity.example)
-        self.parity = parity
 
 
 def make_job(prepared: Prepared, journal: Journal, engine: str, worker_bytes: int, shares_disk: bool = True) -> Job:

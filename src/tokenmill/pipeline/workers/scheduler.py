@@ -278,7 +278,11 @@ class Scheduler:
     def _on_answer(self, item: Item, data: bytes) -> None:
         message = decode_answer(data)
         if isinstance(message, Failed):
-            raise _shorten_path(message.to_error())
+            error = message.to_error()
+            if isinstance(error, DataError):
+                # Name the file as a user of this machine finds it.
+                error = DataError(error.path.removeprefix(f"{Path.cwd()}/"), error.reason, error.place)
+            raise error
         del self._items[item.name]
         if isinstance(message, GateResult):
             self.gate_passed(message)
@@ -335,10 +339,3 @@ class Scheduler:
         deadline = time.monotonic() + SEEN_SECONDS
         while not set(self._entered) <= set(self.journal.names()) and time.monotonic() < deadline:
             time.sleep(0.5)
-
-
-def _shorten_path(error: TokenmillError) -> TokenmillError:
-    """Name the file as a user of this machine finds it."""
-    if isinstance(error, DataError):
-        return DataError(error.path.removeprefix(f"{Path.cwd()}/"), error.reason, error.place)
-    return error

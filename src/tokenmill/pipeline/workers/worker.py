@@ -213,8 +213,9 @@ class _Worker:
 
     def _tokenize(self, task: Task) -> TaskOutput:
         self._task, self._done.task = task, task.name
-        if not self._shares_disk:
-            _check_inputs(self._job, task)
+        for file in [] if self._shares_disk else [self._job.inputs[span.input] for span in task.spans]:
+            if not input_path(file.path).exists():
+                raise DataError(file.path, f"is not there on {socket.gethostname()}: {SHARED}")
         if self._runner is None:
             self._runner = TaskRunner(self._job, self._journal, self._engines.engine, self._engines.relieve)
             if self._job.profile is not None:
@@ -271,13 +272,6 @@ def _find_worker(context: bytes) -> _Worker:
 def _versions(engine: str) -> dict[str, str]:
     """Return the versions of the packages that decide the bytes of a store."""
     return {name: package_version(name) for name in ("tokenmill", "pyarrow", engine)}
-
-
-def _check_inputs(job: Job, task: Task) -> None:
-    for span in task.spans:
-        file = job.inputs[span.input]
-        if not input_path(file.path).exists():
-            raise DataError(file.path, f"is not there on {socket.gethostname()}: {SHARED}")
 
 
 def _cut_here(job: Job, stream: Stream, sink: Callable[[int], Path | None]) -> Iterator[tuple[int, Task | None, float]]:
