@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -209,31 +210,22 @@ def _finish_run(journal: Journal) -> Manifest:
         return read_manifest(store)
     if not is_finished and not journal.exists():
         return read_manifest(store)
-    if not is_writable:
-        raise _describe_read_only(journal)
-    with taking_turns(store):
+    with taking_turns(store) if is_writable else nullcontext():
         if (store / MANIFEST).exists():
             journal.sweep_finished()
             return read_manifest(store)
         saved = journal.saved_plan()
         completion = read_completion(journal, saved.plan)
         holders = find_holders(store)
+        if completion.is_complete and not is_writable:
+            raise StoreError(
+                f"{store} has all of its tasks but is read-only here; run tokenmill finish where it can be written"
+            )
         if not completion.is_complete or any(holder.share.is_whole for holder in holders):
             raise _describe_missing(journal, saved.plan, completion, holders)
         check_unchanged(file for file in saved.plan.inputs if input_path(file.path).exists())
         write_run_file(store, read_attempts(store), saved.plan.inputs)
         return finish(journal, saved, completion.records)
-
-
-def _describe_read_only(journal: Journal) -> StoreError:
-    """Say what is missing, or that the store only lacks a process that may write to it."""
-    saved = journal.saved_plan()
-    completion = read_completion(journal, saved.plan)
-    if not completion.is_complete:
-        return _describe_missing(journal, saved.plan, completion, find_holders(journal.store))
-    return StoreError(
-        f"{journal.store} has all of its tasks but is read-only here; run tokenmill finish where it can be written"
-    )
 
 
 def _describe_missing(journal: Journal, plan: Plan, completion: Completion, holders: list[Holder]) -> Incomplete:

@@ -84,8 +84,9 @@ def begin_or_resume(
                 "all ranks again"
             )
         new = plan or make_plan(prepared.files, prepared.settings)
-        # Another rank may save its plan first.
-        begun = new if journal.begin(_without_order(prepared, new)) else None
+        # The order of tasks does not affect the store, so it is not saved. Another rank may save its plan first.
+        saved = SavedPlan(prepared.settings.flags(), msgspec.structs.replace(new, order={}))
+        begun = new if journal.begin(saved) else None
         # Without locks, another rank may have finished the store between the two checks.
         manifest = find_finished(store, prepared)
     if manifest is not None:
@@ -127,11 +128,6 @@ def _identify(files: list[InputFile]) -> list[tuple[str, int, str]]:
     return [(file.name, file.bytes, file.fingerprint) for file in files]
 
 
-def _without_order(prepared: Prepared, plan: Plan) -> SavedPlan:
-    """Drop the order of tasks from a plan, because it does not affect the store."""
-    return SavedPlan(prepared.settings.flags(), Plan(plan.inputs, plan.tasks, plan.streams))
-
-
 def _resume(journal: Journal, prepared: Prepared, own: Plan | None) -> RunState:
     """Keep the finished tasks, except those of inputs that were modified since and may have other content."""
     saved = journal.saved_plan()
@@ -139,8 +135,8 @@ def _resume(journal: Journal, prepared: Prepared, own: Plan | None) -> RunState:
     _refuse_differences(journal.store, prepared, saved.settings, _identify(before))
     files = [_reconcile(old, new, journal.share) for old, new in zip(before, prepared.files, strict=True)]
     if any(old.stamp != new.stamp for old, new in zip(before, files, strict=True)):
-        plan = own or make_plan(files, prepared.settings)
-        journal.amend(_without_order(prepared, plan))
+        plan = msgspec.structs.replace(own or make_plan(files, prepared.settings), order={})
+        journal.amend(SavedPlan(prepared.settings.flags(), plan))
     # Keep the saved tasks: another version of tokenmill might cut the inputs in other places.
     plan = msgspec.structs.replace(plan, inputs=files, order=own.order if own is not None else {})
     part = journal.share.of(plan)
