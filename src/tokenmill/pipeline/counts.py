@@ -34,11 +34,6 @@ class Stages(msgspec.Struct):
         return Stages(*(getattr(self, name) - getattr(earlier, name) for name in self.__struct_fields__))
 
     @property
-    def bottleneck(self) -> str:
-        """The stage that took the most time."""
-        return max(STAGES, key=lambda name: float(getattr(self, name)))
-
-    @property
     def shares(self) -> dict[str, float]:
         """The part of all time that each stage took."""
         total = sum(float(getattr(self, name)) for name in STAGES) or 1.0

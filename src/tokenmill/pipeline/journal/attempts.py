@@ -23,7 +23,7 @@ from tokenmill.display import Display, Machine, Snapshot, WorkerMoment
 from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.files import write_durably
 from tokenmill.machine import processor_name, tree_memory, usable_cores
-from tokenmill.pipeline.counts import Counts
+from tokenmill.pipeline.counts import STAGES, Counts
 from tokenmill.pipeline.input_file import InputFile
 from tokenmill.pipeline.journal.journal import Journal
 from tokenmill.pipeline.plan.budget import Budget
@@ -182,7 +182,7 @@ class Observer:
             num_tasks_done=counts.num_tasks_done,
             memory_bytes=memory,
             memory_limit=self._budget.memory_bytes,
-            bottleneck=work.bottleneck,
+            bottleneck=max(STAGES, key=lambda name: float(getattr(work, name))),
             machine=machine,
         )
         return self.snapshot

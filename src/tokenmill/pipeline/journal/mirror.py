@@ -99,12 +99,10 @@ class Mirror:
         """
         for _ in range(TRIES):
             names = self.names()
-            try:
+            # Another run may just have finished the store and be removing the journal.
+            with suppress(NoSuchObject):
                 self._pull(store, names, is_outline)
                 return
-            except NoSuchObject:
-                # Another run has just finished the store and is removing the journal.
-                continue
         raise self._changing_error()
 
     def _changing_error(self) -> StoreError:

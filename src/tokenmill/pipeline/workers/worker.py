@@ -26,7 +26,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import xxhash
@@ -151,8 +150,11 @@ class _Worker:
         self._task: Task | None = None
         self._done = Report()
         self._engines.num_recycled = 0
-        # A process that outlives the run holds the store during a call; others hold it all the time.
-        with nullcontext() if self._shares_disk else self._claimed_store():
+        with ExitStack() as held:
+            if not self._shares_disk:
+                # A process that outlives the run holds the store during a call; others hold it all the time.
+                check_claim(self.place, self._digest)
+                held.enter_context(join_workers(Path(self._job.store)))
             thresholds = gc.get_threshold()
             # The records of JSON lines are many objects without cycles: looking for cycles takes a third of reading.
             gc.set_threshold(1_000_000)
@@ -168,10 +170,6 @@ class _Worker:
                 return Finished(self._report(), [record], None if order.publish else output.run)
             finally:
                 gc.set_threshold(*thresholds)
-
-    def _claimed_store(self) -> BinaryIO:
-        check_claim(self.place, self._digest)
-        return join_workers(Path(self._job.store))
 
     def _cut_stream(self, stream: Stream) -> Finished:
         """Cut a stream into tasks whose text other processes take from spool files."""
