@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tokenmill.files import WHOLE_FINGERPRINT_BYTES
 from tokenmill.machine import usable_cores
-from tokenmill.pipeline.plan.tasks import LARGEST_TASK
+from tokenmill.pipeline.input_file import LARGEST_TASK
 from tokenmill.remote.client import PART_BYTES
 from tokenmill.remote.paths import BLOCK_BYTES
 
