@@ -212,7 +212,8 @@ def _finish_run(journal: Journal) -> Manifest:
         return read_manifest(store)
     with taking_turns(store) if is_writable else nullcontext():
         if (store / MANIFEST).exists():
-            journal.sweep_finished()
+            if is_writable:
+                journal.sweep_finished()
             return read_manifest(store)
         saved = journal.saved_plan()
         completion = read_completion(journal, saved.plan)
