@@ -223,6 +223,7 @@ def run_program(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # it may have been read from another TMPDIR
     sys.executable = request["client"]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     program, arguments = request["program"], request["arguments"]
