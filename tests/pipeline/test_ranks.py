@@ -57,7 +57,7 @@ from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import Outcome, run
 from tokenmill.remote import split_url
 from tokenmill.tools.report import write_report
-from tokenmill.tools.status import read_status, render_status
+from tokenmill.tools.status import Status, read_status, render_status
 from tokenmill.tools.verify import verify
 
 TASK_BYTES = 4000
@@ -275,6 +275,10 @@ def test_four_processes_at_once_make_the_store_that_one_makes(
     assert write_report(tm.open(out), tmp_path / "report.html").num_documents == manifest.num_documents
 
 
+def ranks_that_are(status: Status, *states: str) -> list[int]:
+    return [rank.rank for rank in status.ranks if rank.state in states]
+
+
 def test_a_rank_that_was_killed_is_named_and_started_again(
     corpus: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -291,7 +295,7 @@ def test_a_rank_that_was_killed_is_named_and_started_again(
     published = identities(out, journal_of(out))
 
     status = read_status(out)
-    assert status.state == "stopped" and status.ranks_that_are("stopped", "not begun") == [1]
+    assert status.state == "stopped" and ranks_that_are(status, "stopped", "not begun") == [1]
     assert "--rank RANK --world-size 3, for RANK in 1." in " ".join(draw(out).split())
     missing = tokenmill("finish", out)
     assert missing.returncode == 1
@@ -445,7 +449,7 @@ def test_a_rank_without_a_share_says_so(tmp_path: Path) -> None:
     with pytest.raises(Incomplete, match="with --world-size 3 and --rank N, for N in 0-1"):
         finish_store(out)
     assert run_rank(path, out, 0, 3, **flags).num_own == 1
-    assert read_status(out).ranks_that_are("done") == [0, 2]
+    assert ranks_that_are(read_status(out), "done") == [0, 2]
     assert run_rank(path, out, 1, 3, **flags).manifest is not None
     whole = snapshot(out)
     # As after a kill right behind the manifest.
