@@ -66,7 +66,7 @@ class Chunk:
     def cut(self, start: int, stop: int) -> Chunk:
         """Return the rows from `start` up to `stop` as a chunk to be filled by itself."""
         part = Chunk.__new__(Chunk)
-        vars(part).update(vars(self), start=start, stop=stop, _whole=self, _spreads={})
+        part.__dict__ = {**vars(self), "start": start, "stop": stop, "_whole": self, "_spreads": {}}
         return part
 
     def will_need(self) -> None:
@@ -147,7 +147,7 @@ class _LocatedSpans(NamedTuple):
     `at` are the places of their rows in the chunk, ascending; None for all of its rows. Row i has the spans from
     `edges[i]` up to `edges[i + 1]`. Span i begins with token `indices[i]` of memory, see `everywhere`. Spans that are
     not in one piece of mapped memory have the index -1, or that of another row if rows are contiguous. They are in
-    `apart`, with their documents and first tokens.
+    `apart`: (row, column in it, length, documents, first token).
     """
 
     is_contiguous: bool
@@ -156,7 +156,7 @@ class _LocatedSpans(NamedTuple):
     edges: Integers
     lengths: Integers
     indices: Integers
-    apart: list[tuple[int, Documents, int]]
+    apart: list[tuple[int, int, int, Documents, int]]
     name: str
 
 
@@ -190,22 +190,27 @@ def _locate_group(group: list[tuple[Documents, ResolvedRows]], num_rows: int) ->
         at = at[by_row] if len(at) < num_rows else None
     pairs = zip(group, spans, strict=True)
     addresses = join([documents.addresses(some.starts, some.lengths) for (documents, _), some in pairs])[order]
-    apart: list[tuple[int, Documents, int]] = []
-    numbers = np.flatnonzero(addresses == 0).tolist()
-    if numbers:
-        owners = np.repeat(np.arange(len(group)), [len(some.starts) for some in spans])[order]
-        starts = join([some.starts for some in spans])[order]
-        apart = [(number, group[owners[number]][0], int(starts[number])) for number in numbers]
+    edges, lengths = np.append(0, ends), join([some.lengths for some in spans])[order]
+    apart: list[tuple[int, int, int, Documents, int]] = []
+    numbers = np.flatnonzero(addresses == 0)
     stored, is_contiguous = group[0][0].dtype, group[0][1].rows.has_lookahead
-    if is_contiguous and numbers:
-        # The loops copy every row: one that is in memory stands in for those that are not.
-        addresses[numbers] = addresses.max()
+    if len(numbers):
+        owners = np.repeat(np.arange(len(group)), [len(some.starts) for some in spans])[order][numbers]
+        rows = np.searchsorted(edges, numbers, "right") - 1
+        before = np.append(0, np.cumsum(lengths))
+        columns, starts = before[numbers] - before[edges[rows]], join([some.starts for some in spans])[order][numbers]
+        documents = [group[owner][0] for owner in owners.tolist()]
+        places = rows.tolist(), columns.tolist(), lengths[numbers].tolist()
+        apart = list(zip(*places, documents, starts.tolist(), strict=True))
+        if is_contiguous:
+            # The loops copy every row: one that is in memory stands in for those that are not.
+            addresses[numbers] = addresses.max()
     return _LocatedSpans(
         is_contiguous=is_contiguous,
         stored=stored,
         at=at,
-        edges=np.append(0, ends),
-        lengths=join([some.lengths for some in spans])[order],
+        edges=edges,
+        lengths=lengths,
         indices=addresses // stored.itemsize - 1,
         apart=apart,
         name=" or ".join(dict.fromkeys(documents.name for documents, _ in group)),
@@ -225,7 +230,7 @@ def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: A
     low, high, places = _range(spans, start, stop)
     if low == high:
         return
-    edges, indices = spans.edges[low : high + 1], spans.indices
+    indices = spans.indices
     copy_rows: Any = kernels.contiguous
     copy_pieces: Any = kernels.pieced
     kind: Any = spans.stored
@@ -233,27 +238,24 @@ def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: A
         copy_rows, copy_pieces, kind = kernels.compiled.copy_rows, kernels.compiled.copy_pieces, spans.stored.itemsize
     try:
         if not spans.is_contiguous:
+            edges = spans.edges[low : high + 1]
             copy_pieces(edges, indices, spans.lengths, IGNORED, kind, places, inputs, targets)
         elif indices[low] >= 0:
             copy_rows(indices[low:high], kind, places, inputs, targets)
         if spans.apart:
-            _copy_apart(spans, edges, places, inputs, targets)
+            _copy_apart(spans, low, high, places, inputs, targets)
     except OverflowError as error:
         raise StoreError(f"{spans.name} has {error}; pass dtype='int64'") from None
 
 
-def _copy_apart(spans: _LocatedSpans, edges: Integers, places: Integers | None, inputs: Array, targets: Array) -> None:
-    """Fill in the spans that cross the end of a shard or are not mapped."""
-    first = bisect_left(spans.apart, edges[0], key=itemgetter(0))
-    for number, documents, start in spans.apart[first:]:
-        if number >= edges[-1]:
-            break
-        length = int(spans.lengths[number])
+def _copy_apart(
+    spans: _LocatedSpans, low: int, high: int, places: Integers | None, inputs: Array, targets: Array
+) -> None:
+    """Fill in the spans of some rows that cross the end of a shard or are not mapped."""
+    apart: list[tuple[Any, ...]] = spans.apart[bisect_left(spans.apart, (low,)) : bisect_left(spans.apart, (high,))]
+    for number, column, length, documents, start in apart:
         tokens = documents.read(start, start + length)
         kernels.check_range(tokens, inputs.dtype)
-        row = int(np.searchsorted(edges, number, "right")) - 1
-        column = int(spans.lengths[edges[row] : number].sum())
-        row = row if places is None else int(places[row])
+        row = number - low if places is None else int(places[number - low])
         inputs[row, column : column + length] = tokens[: inputs.shape[1]]
-        if length > 1:
-            targets[row, column : column + length - 1] = tokens[1:]
+        targets[row, column : column + length - 1] = tokens[1:]
