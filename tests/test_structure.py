@@ -232,3 +232,14 @@ def test_files_and_functions_are_short() -> None:
             assert count <= 9 or (str(relative), node.name) == ("loaders/base.py", "__init__"), (
                 f"{relative}: {node.name} has {count} parameters"
             )
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code objects have no qualified names")
+@pytest.mark.parametrize(("walk", "most_functions", "most_files"), [("tokenize", 280, 51), ("load", 86, 15)])
+def test_the_walks_of_a_document_and_of_a_batch_get_no_longer(walk: str, most_functions: int, most_files: int) -> None:
+    script = Path(__file__).parents[1] / "scripts" / "walks.py"
+    done = subprocess.run([sys.executable, str(script), walk], capture_output=True, text=True, check=True)
+    found = re.fullmatch(r"(\d+) functions in (\d+) files\n", done.stdout)
+    assert found is not None
+    assert int(found[1]) <= most_functions
+    assert int(found[2]) <= most_files
