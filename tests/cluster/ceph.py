@@ -24,7 +24,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {"ceph-mon": "ceph-mon", "ceph-osd": "ceph-osd", "radosgw": "radosgw", "ceph": "ceph-common"}
-SUITE = ["test_remote.py", "test_remote_store.py", "test_object_inputs.py", "test_object_outputs.py"]
+SUITE = [
+    "remote/test_requests.py",
+    "store/test_remote_store.py",
+    "inputs/test_object_inputs.py",
+    "pipeline/test_object_outputs.py",
+]
 START_SECONDS = 120
 KEYS = {"access": "tokenmill", "secret": "tokenmill-secret"}
 # Without authentication the monitor's clients must be told that a connection may be plain.
