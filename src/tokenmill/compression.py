@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Protocol
 
-__all__ = ["ByteStream", "DamagedInput", "GzipMembers", "ZstdFrames"]
+__all__ = ["ByteStream", "DamagedInput", "Decompressor", "GzipMembers", "ZstdFrames", "lacks_checksum"]
 
 COMPRESSED_READ_BYTES = 128 << 10
 """Compressed bytes per read. 64 to 512 KiB were equally fast; a small read leaves less to repeat after damage."""
@@ -31,12 +31,23 @@ class DamagedInput(Exception):
     """A stream cannot be read any further; the caller already has every byte before this point.
 
     `output_lost` is for the decompressors below: the call that failed had produced bytes before it failed.
+    `num_documents` is how many documents the damage costs, as far as is known.
     """
 
-    def __init__(self, reason: str, *, output_lost: bool = False) -> None:
+    def __init__(self, reason: str, *, output_lost: bool = False, num_documents: int = 1) -> None:
         super().__init__(reason)
         self.reason = reason
         self.output_lost = output_lost
+        self.num_documents = num_documents
+
+
+class Decompressor(ByteStream, Protocol):
+    """Decompresses frames (of gzip: members), each with a checksum of its own; a read returns bytes of one frame."""
+
+    frame_start: int
+    """Where the current frame begins in the compressed bytes."""
+    confirmed: int
+    """How many of the returned bytes are in complete frames, whose checksums are right."""
 
 
 class GzipMembers:
@@ -49,6 +60,8 @@ class GzipMembers:
         self._library: Any = igzip_lib
         self._member = igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_GZIP)
         self._pending = b""
+        self._num_read = self._num_returned = 0
+        self.frame_start = self.confirmed = 0
 
     def read(self, size: int, /) -> bytes:
         """Return up to `size` decompressed bytes of one member."""
@@ -57,7 +70,7 @@ class GzipMembers:
                 return b""
             data, self._pending = self._pending, b""
             if not data and self._member.needs_input:
-                data = self._source.read(COMPRESSED_READ_BYTES)
+                data = self._read_source()
                 if not data:
                     raise DamagedInput("the gzip data ends in the middle of a member; the file is cut off")
             try:
@@ -65,71 +78,106 @@ class GzipMembers:
             except self._library.error as error:
                 reason = str(error).partition(" ")[2].partition(" ")[2]
                 raise DamagedInput(f"the gzip data cannot be read: {reason.lower()}", output_lost=True) from None
+            self._num_returned += len(output)
+            if self._member.eof:
+                self.confirmed = self._num_returned
             if output:
                 return output
 
     def _start_member(self) -> bool:
         rest = self._member.unused_data.lstrip(b"\0")
         while len(rest) < 2:
-            more = self._source.read(COMPRESSED_READ_BYTES)
+            more = self._read_source()
             if not more:
                 break
             rest = (rest + more).lstrip(b"\0")
+        self.frame_start = self._num_read - len(rest)
         if rest and not rest.startswith(b"\x1f\x8b"):
             raise DamagedInput("the gzip data is followed by bytes that are not gzip")
         self._member = self._library.IgzipDecompressor(self._library.DECOMP_GZIP)
         self._pending = rest
         return bool(rest)
 
+    def _read_source(self) -> bytes:
+        data = self._source.read(COMPRESSED_READ_BYTES)
+        self._num_read += len(data)
+        return data
+
 
 class ZstdFrames:
     """Decompresses zstd frames one after another.
 
-    zstandard's reader does not report a truncated input. `_ZstdHeaders` parses the frame and block headers of the
-    bytes that it reads, to know whether the last frame was complete.
+    zstandard's reader does not report a truncated input, and does not say where a frame ends. `_ZstdFrameSource` parses
+    the headers of the bytes that it reads, so that each frame has a reader of its own and is known to be complete.
     """
 
     def __init__(self, source: ByteStream) -> None:
         import zstandard
 
         self._error = zstandard.ZstdError
-        self._headers = _ZstdHeaders(source)
-        decompressor: Any = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES)
-        self._reader = decompressor.stream_reader(self._headers, COMPRESSED_READ_BYTES, read_across_frames=True)
+        self._source = _ZstdFrameSource(source)
+        self._decompressor: Any = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES)
+        self._frame: Any = None
+        self._num_returned = 0
+        self.frame_start = self.confirmed = 0
 
     def read(self, size: int, /) -> bytes:
         """Return up to `size` decompressed bytes of one compressed read."""
-        try:
-            # read1 returns the output of one compressed read, so a failing call loses as little as possible.
-            data: bytes = self._reader.read1(min(size, MOST_OUTPUT_BYTES))
-        except self._error as error:
-            reason = str(error).rpartition(": ")[2].lower()
-            if "too much memory" in reason:
-                reason = f"a frame needs a window above {LARGEST_WINDOW_BYTES >> 20} MiB; use a smaller --long"
-            raise DamagedInput(f"the zstd data cannot be read: {reason}", output_lost=True) from None
-        if not data and not self._headers.between_frames:
-            raise DamagedInput("the zstd data ends in the middle of a frame; the file is cut off")
-        return data
+        while self._frame is not None or self._start_frame():
+            try:
+                # read1 returns the output of one compressed read, so a failing call loses as little as possible.
+                data: bytes = self._frame.read1(min(size, MOST_OUTPUT_BYTES))
+            except self._error as error:
+                reason = str(error).rpartition(": ")[2].lower()
+                if "too much memory" in reason:
+                    reason = f"a frame needs a window above {LARGEST_WINDOW_BYTES >> 20} MiB; use a smaller --long"
+                raise DamagedInput(f"the zstd data cannot be read: {reason}", output_lost=True) from None
+            if data:
+                self._num_returned += len(data)
+                return data
+            if not self._source.is_complete:
+                raise DamagedInput("the zstd data ends in the middle of a frame; the file is cut off")
+            self._frame, self.confirmed = None, self._num_returned
+        return b""
+
+    def _start_frame(self) -> bool:
+        if not self._source.start_frame():
+            return False
+        self.frame_start = self._source.position
+        self._frame = self._decompressor.stream_reader(self._source, COMPRESSED_READ_BYTES)
+        return True
 
 
-class _ZstdHeaders:
-    """Passes on the bytes of a source, and parses the frame and block headers of RFC 8878 in them."""
+class _ZstdFrameSource:
+    """The bytes of one frame after another, up to the end that the frame and block headers of RFC 8878 give."""
 
     def __init__(self, source: ByteStream) -> None:
         self._source = source
-        self.between_frames = True
+        self._held: bytes | memoryview = b""
         self._partial = b""
-        self._walk = self._steps()
+        self.is_complete = True
+        self.position = 0
+        """How many bytes of all frames were passed on."""
+
+    def start_frame(self) -> bool:
+        """Go to the next frame; return False if there is none."""
+        self._held = self._held or self._source.read(COMPRESSED_READ_BYTES)
+        self._partial = b""
+        self._walk = _walk_frame()
         self._wanted = next(self._walk)
+        self.is_complete = False
+        return bool(self._held)
 
-    def read(self, size: int, /) -> bytes:
-        """Return the next bytes.
+    def read(self, size: int, /) -> bytes | memoryview:
+        """Return the next bytes of the frame, and none after its end.
 
-        `_steps` yields the number of bytes that it wants to read, or minus the number that it wants to skip.
+        `_walk_frame` yields the number of bytes that it wants to read, or minus the number that it wants to skip.
         """
-        data = self._source.read(size)
+        if self.is_complete:
+            return b""
+        data = memoryview(self._held or self._source.read(size))
         offset = 0
-        while offset < len(data):
+        while offset < len(data) and not self.is_complete:
             step = min(abs(self._wanted) - len(self._partial), len(data) - offset)
             if self._wanted < 0:
                 self._wanted += step
@@ -138,34 +186,43 @@ class _ZstdHeaders:
             offset += step
             if self._wanted == len(self._partial):
                 header, self._partial = self._partial, b""
-                self._wanted = self._walk.send(header)
-            self.between_frames &= not self._partial
-        return data
+                try:
+                    self._wanted = self._walk.send(header)
+                except StopIteration:
+                    self.is_complete = True
+        self._held = data[offset:]
+        self.position += offset
+        return data[:offset]
 
-    def _steps(self) -> Generator[int, bytes, None]:
-        while True:
-            self.between_frames = True
-            magic = yield 4
-            self.between_frames = False
-            if magic[1:] == b"\x2a\x4d\x18" and 0x50 <= magic[0] <= 0x5F:
-                size = int.from_bytes((yield 4), "little")
-                if size:
-                    yield -size
-                continue
-            while magic != b"\x28\xb5\x2f\xfd":
-                yield -(1 << 40)
-            descriptor = (yield 1)[0]
-            single, checksum, dictionary = descriptor >> 5 & 1, descriptor >> 2 & 1, descriptor & 3
-            content = (1 if single else 0, 2, 4, 8)[descriptor >> 6]
-            rest = (0 if single else 1) + (0, 1, 2, 4)[dictionary] + content
-            if rest:
-                yield -rest
-            last = 0
-            while not last:
-                block = int.from_bytes((yield 3), "little")
-                last, kind, size = block & 1, block >> 1 & 3, block >> 3
-                size = 1 if kind == 1 else size
-                if size:
-                    yield -size
-            if checksum:
-                yield -4
+
+def _walk_frame() -> Generator[int, bytes, None]:
+    magic = yield 4
+    if magic[1:] == b"\x2a\x4d\x18" and 0x50 <= magic[0] <= 0x5F:
+        size = int.from_bytes((yield 4), "little")
+        if size:
+            yield -size
+        return
+    while magic != b"\x28\xb5\x2f\xfd":
+        yield -(1 << 40)
+    descriptor = (yield 1)[0]
+    single, checksum, dictionary = descriptor >> 5 & 1, descriptor >> 2 & 1, descriptor & 3
+    content = (1 if single else 0, 2, 4, 8)[descriptor >> 6]
+    rest = (0 if single else 1) + (0, 1, 2, 4)[dictionary] + content
+    if rest:
+        yield -rest
+    last = 0
+    while not last:
+        block = int.from_bytes((yield 3), "little")
+        last, kind, size = block & 1, block >> 1 & 3, block >> 3
+        size = 1 if kind == 1 else size
+        if size:
+            yield -size
+    if checksum:
+        yield -4
+
+
+def lacks_checksum(head: bytes) -> bool:
+    """Whether a file that starts with `head` is zstd whose first frame has no checksum of its content."""
+    while head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F:
+        head = head[8 + int.from_bytes(head[4:8], "little") :]
+    return head[:4] == b"\x28\xb5\x2f\xfd" and len(head) > 4 and not head[4] >> 2 & 1

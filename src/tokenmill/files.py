@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal
 
-from tokenmill.compression import ByteStream, DamagedInput, GzipMembers, ZstdFrames
+from tokenmill.compression import ByteStream, DamagedInput, Decompressor, GzipMembers, ZstdFrames
 from tokenmill.errors import DataError
 from tokenmill.remote.paths import InputPath, RemotePath
 
@@ -29,11 +29,7 @@ __all__ = [
 ]
 
 Compression = Literal["none", "gzip", "zstd"]
-_DECOMPRESSORS: dict[str, Callable[[ByteStream], ByteStream]] = {
-    "none": lambda source: source,
-    "gzip": GzipMembers,
-    "zstd": ZstdFrames,
-}
+_DECOMPRESSORS: dict[str, Callable[[ByteStream], Decompressor]] = {"gzip": GzipMembers, "zstd": ZstdFrames}
 _REFUSED_MAGICS = {
     b"PK\x03\x04": "zip archive",
     b"\xfd7zXZ\x00": "xz file",
@@ -66,9 +62,10 @@ class InputStream:
 
     def __init__(self, path: InputPath, compression: str) -> None:
         self._path = path
-        self._decompress = _DECOMPRESSORS[compression]
+        self._compression = compression
         self._source = _Source(path)
-        self._decompressed = self._decompress(self._source)
+        self._frames = _DECOMPRESSORS[compression](self._source) if compression != "none" else None
+        self._bytes: ByteStream = self._frames or self._source
         self._num_delivered = 0
         self._damage: str | None = None
         self._rescued = b""
@@ -79,7 +76,7 @@ class InputStream:
         """Return up to `size` bytes, and `b""` at the end."""
         if self._damage is None:
             try:
-                data = self._decompressed.read(size)
+                data = self._bytes.read(size)
                 self._num_delivered += len(data)
                 return data
             except DamagedInput as damage:
@@ -95,6 +92,16 @@ class InputStream:
         """The number of (compressed) bytes of the file that have been read."""
         return self._source.offset
 
+    @property
+    def confirmed(self) -> int:
+        """How many of the decompressed bytes are in frames whose checksums are right; all bytes of a plain file."""
+        return self._num_delivered if self._frames is None else self._frames.confirmed
+
+    @property
+    def frame_start(self) -> int:
+        """The byte of the file at which the current frame begins."""
+        return 0 if self._frames is None else self._frames.frame_start
+
     def _rescue(self) -> bytes:
         """Return the bytes that the failed call had produced: decompress again, the last read byte by byte.
 
@@ -103,7 +110,7 @@ class InputStream:
         """
         num_known, pieces = self._num_delivered, []
         with closing(_Source(self._path, self._source.last_start)) as source, suppress(DamagedInput):
-            again = self._decompress(source)
+            again = _DECOMPRESSORS[self._compression](source)
             while piece := again.read(min(num_known, 1 << 20) or 1 << 20):
                 if num_known:
                     num_known -= len(piece)
