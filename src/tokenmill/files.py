@@ -85,6 +85,7 @@ class InputStream:
         if not self._rescued:
             raise DamagedInput(self._damage)
         data, self._rescued = self._rescued[:size], self._rescued[size:]
+        self._num_delivered += len(data)
         return data
 
     @property
@@ -96,6 +97,11 @@ class InputStream:
     def confirmed(self) -> int:
         """How many of the decompressed bytes are in frames whose checksums are right; all bytes of a plain file."""
         return self._num_delivered if self._frames is None else self._frames.confirmed
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether checksums confirm every byte that was read."""
+        return self.confirmed == self._num_delivered
 
     @property
     def frame_start(self) -> int:

@@ -34,10 +34,11 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 
 class Refusal(NamedTuple):
-    """Why a record is not tokenized: a reason from a small set, and one sentence of detail."""
+    """Why a record, or a number of them, is not tokenized: a reason from a small set, and one sentence of detail."""
 
     reason: str
     detail: str
+    num_documents: int = 1
 
 
 def shorten(text: str, limit: int = 190) -> str:
@@ -55,7 +56,7 @@ class Reject(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `position` counts bytes of the decompressed input, or rows of a Parquet file. `line` counts lines (rows, elements)
     from the start of the span that was read, from 0; it is -1 if documents are not lines. `num_documents` is above one
-    if damage hides a known number of rows.
+    if damage costs a known number of documents.
     """
 
     position: int

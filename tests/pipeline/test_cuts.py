@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.reading import Pieces, blocks_of, delimited, gather, line, read_in_ranges
 from tokenmill.files import InputStream
 from tokenmill.pipeline.task.streams import CutSpan, cut_stream
+from tokenmill.text_batch import Refusal
 
 
 class Sinks:
@@ -136,7 +137,7 @@ def test_damage_drops_the_document_it_cuts(
     spans = list(cut_stream(stream, delimiter=delimiter, task_bytes=task_bytes, sink=sinks))
     check_spans(spans, sinks, whole, task_bytes)
     assert sum(span.stop - span.start for span in spans) == len(whole)
-    assert [span.damage for span in spans] == [None] * (len(spans) - 1) + ["cut off"]
+    assert [span.damage for span in spans] == [None] * (len(spans) - 1) + [Refusal("damaged", "cut off")]
     assert sum(span.num_lines for span in spans) == whole.count(delimiter)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 
 import tokenmill as tm
 from tests.conftest import make_texts, write_jsonl
@@ -378,3 +379,27 @@ def test_a_state_of_other_text_is_refused(corpus: Path, tiny_tokenizer: Path, tm
     other = load(corpus / "plain.jsonl", tmp_path / "b", tiny_tokenizer)
     with pytest.raises(tm.UsageError, match="another dataset"):
         other.load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_a_damaged_archive_ends_the_loader_and_says_how_many_batches_it_gave(
+    on_error: str, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    data = zstandard.ZstdCompressor(write_checksum=True).compress(
+        jsonl(f"document {n} of many" for n in range(200_000))
+    )
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    loader = tm.load(
+        path,
+        seq_len=64,
+        batch_size=8,
+        tokenizer=tiny_tokenizer,
+        cache=tmp_path / "cache",
+        task_bytes="1MB",
+        on_error=on_error,
+        epochs=1,
+    )
+    with pytest.raises(tm.DataError, match=r"a\.jsonl\.zst: .*checksum.*; up to [\d,]+ batches were made of this text"):
+        list(loader)
+    assert not (tmp_path / "cache" / "manifest.json").exists()

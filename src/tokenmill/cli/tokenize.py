@@ -78,7 +78,10 @@ def tokenize(
     memory: Annotated[str, _running(help="Bound for all processes together: 4GB.")] = "auto",
     batch_size: Annotated[int | None, _running(help="Documents per engine call \\[default: by size].")] = None,
     task_bytes: Annotated[str | None, _running(help="Text per task and shard \\[default: by input size].")] = None,
-    on_error: Annotated[str, _running(help="A bad record: fail, or skip and count it.")] = "fail",
+    on_error: Annotated[
+        str,
+        _running(help="A bad record: fail, or skip and count it; keep-damaged also keeps text of damaged archives."),
+    ] = "fail",
     max_errors: Annotated[int | None, _running(help="With skip: stop after this many rejects.")] = None,
     executor: Annotated[
         str, _running(help="local, or ray: the cluster at RAY_ADDRESS, else a new one here.")

@@ -9,12 +9,13 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import msgspec
 
 from tokenmill.arguments import is_remote
+from tokenmill.compression import DamagedInput, lacks_checksum
 from tokenmill.errors import DataError
 from tokenmill.files import (
     WHOLE_FINGERPRINT_BYTES,
@@ -25,18 +26,22 @@ from tokenmill.files import (
 )
 from tokenmill.inputs import Input, name_inputs
 from tokenmill.readers import delimited_reader_for, detect_format, format_by_name, reader_for
-from tokenmill.readers.base import ReadOptions
+from tokenmill.readers.base import BLOCK_BYTES, ReadOptions
 from tokenmill.remote.paths import input_path
 from tokenmill.text_batch import TextBatch
 
 __all__ = [
+    "Damage",
     "InputFile",
     "Render",
     "Span",
     "TextStream",
+    "UnconfirmedText",
     "check_unchanged",
     "default_task_bytes",
+    "explain_checksums",
     "explain_formats",
+    "find_damage",
     "inspect_inputs",
     "read_span",
 ]
@@ -65,6 +70,8 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True):
     compression: str
     origin: str | None = None
     """The source from which it was fetched, with the revision; None for other files."""
+    lacks_checksum: bool = False
+    """Whether it is compressed without a checksum, so that damage may go unnoticed."""
 
     @property
     def text_bytes(self) -> int:
@@ -90,12 +97,28 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True):
         return self.path.removeprefix(f"{Path.cwd()}/") if self.origin is None else self.name
 
 
+class Damage(msgspec.Struct, frozen=True):
+    """A damaged compressed input: what no checksum confirms is rejected."""
+
+    confirmed: int
+    """The bytes of text in front of the damaged frame."""
+    reason: str
+    num_documents: int
+    """How many documents of the damaged frame could be read; at least one."""
+
+
+class UnconfirmedText(DataError):
+    """A frame of a compressed input is damaged, and some of its text may have been read already."""
+
+
 class Span(msgspec.Struct, frozen=True):
     """A range of one input, in bytes of decompressed text or in rows; None as `stop` means the end of the input."""
 
     input: int
     start: int = 0
     stop: int | None = None
+    damage: Damage | None = None
+    """If the input is known to be damaged: its text up to the damaged frame is read, then the damage is reported."""
 
 
 def inspect_inputs(inputs: Sequence[Input], format: str, options: ReadOptions) -> list[InputFile]:
@@ -124,6 +147,7 @@ def _inspect(item: Input, name: str, format: str, options: ReadOptions) -> Input
             format=format,
             compression=compression,
             origin=item.origin,
+            lacks_checksum=lacks_checksum(head),
         )
     except OSError as error:
         raise DataError(str(path), f"cannot be read: {error.strerror}") from None
@@ -136,6 +160,15 @@ def explain_formats(files: Iterable[InputFile]) -> str | None:
         return None
     names = renamed[0].shown + (f" and {len(renamed) - 1:,} more" if len(renamed) > 1 else "")
     return f"{names}: JSON lines by content, and read as such; pass --format text to tokenize the lines as they are"
+
+
+def explain_checksums(files: Iterable[InputFile]) -> str | None:
+    """Return a note on compressed inputs in which damage may go unnoticed; None if there are none."""
+    unchecked = [file for file in files if file.lacks_checksum]
+    if not unchecked:
+        return None
+    names = unchecked[0].shown + (f" and {len(unchecked) - 1:,} more" if len(unchecked) > 1 else "")
+    return f"{names}: zstd without a checksum, so damage may go unnoticed; compress with zstd --check"
 
 
 def check_unchanged(files: Iterable[InputFile]) -> list[InputFile]:
@@ -168,10 +201,13 @@ def default_task_bytes(inputs: Iterable[InputFile]) -> int:
     return max(wanted >> 20 << 20, SMALLEST_TASK)
 
 
-def read_span(file: InputFile, span: Span, options: ReadOptions, render: Render | None = None) -> Iterator[TextBatch]:
+def read_span(
+    file: InputFile, span: Span, options: ReadOptions, render: Render | None = None, *, confirmed_only: bool = False
+) -> Iterator[TextBatch]:
     """Read the documents that start inside a span, in input order.
 
-    Damage does not raise an error: the readable documents come first, then a reject that describes the damage.
+    Damage does not raise an error: the readable documents come first, then a reject that describes the damage. With
+    `confirmed_only`, a damaged frame raises `UnconfirmedText`, as some of its text may have been read.
     """
     reader = reader_for(file.format, options)
     with ExitStack() as resources:
@@ -179,19 +215,28 @@ def read_span(file: InputFile, span: Span, options: ReadOptions, render: Render 
             stop = file.bytes if span.stop is None and not reader.counts_rows else span.stop
             batches = reader.read_range(input_path(file.path), span.start, stop)
         else:
-            stream = resources.enter_context(closing(TextStream(file, options, stop=span.stop)))
+            stream = resources.enter_context(closing(TextStream(file, options, span, confirmed_only=confirmed_only)))
             batches = stream.reader.read_stream(stream)
         yield from batches if render is None else map(render, batches)
 
 
 class TextStream:
-    """An input that is read front to back as delimited documents, up to byte `stop`."""
+    """An input that is read front to back as delimited documents, up to the end of a span."""
 
-    def __init__(self, file: InputFile, options: ReadOptions, *, stop: int | None = None) -> None:
+    def __init__(
+        self, file: InputFile, options: ReadOptions, span: Span | None = None, *, confirmed_only: bool = False
+    ) -> None:
+        span = span or Span(0)
         self.reader = delimited_reader_for(file.format, options)
         self._input = InputStream(input_path(file.path), file.compression)
         self._documents = self.reader.adapt(self._input)
-        self._left = stop
+        self._file = file
+        self._damage = span.damage
+        self._left = span.stop
+        if span.damage is not None:
+            self._left = min(span.damage.confirmed, span.damage.confirmed if span.stop is None else span.stop)
+        self._confirmed_only = confirmed_only and file.compression != "none"
+        self._position = self._confirmed = 0
         self.seconds = 0.0
         """The time spent on reading and decompressing."""
 
@@ -199,6 +244,14 @@ class TextStream:
     def consumed(self) -> int:
         """How many bytes of the file on disk have been read."""
         return self._input.consumed
+
+    @property
+    def confirmed(self) -> int:
+        """How many bytes of text are in front of the current frame.
+
+        The bytes of a JSON array differ from those of the file, so they are confirmed only when all of them are.
+        """
+        return self._input.confirmed if self._documents is self._input else self._confirmed
 
     def close(self) -> None:
         """Close the file."""
@@ -208,9 +261,55 @@ class TextStream:
         """Read up to `size` bytes; `b""` at the end."""
         if self._left is not None:
             size = min(size, self._left)
+        if not size and self._damage is not None:
+            raise DamagedInput(self._damage.reason, num_documents=self._damage.num_documents)
         started = time.perf_counter()
-        data = self._documents.read(size) if size else b""
-        self.seconds += time.perf_counter() - started
+        try:
+            data = self._documents.read(size) if size else b""
+        except DamagedInput as damage:
+            if self._confirmed_only and not self._is_sound():
+                advice = "get the file again, or leave these bytes out with --on-error skip"
+                raise UnconfirmedText(self._file.shown, f"{self.describe(damage)}; {advice}") from None
+            raise
+        finally:
+            self.seconds += time.perf_counter() - started
+        self._position += len(data)
+        if self._input.is_confirmed:
+            self._confirmed = self._position
         if self._left is not None:
             self._left -= len(data)
         return data
+
+    def describe(self, damage: DamagedInput) -> str:
+        """Describe damage, with the bytes of the file from the start of the damaged frame to where reading ended."""
+        start, stop = self._input.frame_start, self._input.consumed
+        return f"{damage.reason} (bytes {start:,} to {stop:,} of the file)"
+
+    def _is_sound(self) -> bool:
+        """Read the rest of the file: wrong JSON ends the documents in the middle of a frame that may be sound."""
+        with suppress(DamagedInput):
+            while self._input.read(BLOCK_BYTES):
+                pass
+            return True
+        return False
+
+
+def find_damage(file: InputFile, options: ReadOptions) -> Damage | None:
+    """Read a compressed input from front to back, and find out what a damaged frame costs; None if it is sound."""
+    with closing(TextStream(file, options)) as stream:
+        delimiter = stream.reader.delimiter
+        confirmed = num_after = 0
+        ends_document = True
+        try:
+            while data := stream.read(BLOCK_BYTES):
+                if stream.confirmed != confirmed:
+                    confirmed, num_after = stream.confirmed, 0
+                num_after += data.count(delimiter) if delimiter else 0
+                ends_document = data.endswith(delimiter)
+            return None
+        except DamagedInput as damage:
+            if stream.confirmed != confirmed:
+                num_after, ends_document = 0, True
+            num_documents = max(1, num_after + (not ends_document))
+            reason = f"{stream.describe(damage)}; --on-error keep-damaged keeps what can be read of them"
+            return Damage(stream.confirmed, reason, num_documents)

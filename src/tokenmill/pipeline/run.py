@@ -27,7 +27,7 @@ from tokenmill.executors import create
 from tokenmill.executors.base import Executor
 from tokenmill.inputs.dataset_objects import DatasetRows, find_text_key, is_dataset, staged
 from tokenmill.pipeline import PRELOAD
-from tokenmill.pipeline.input_file import check_unchanged, explain_formats
+from tokenmill.pipeline.input_file import check_unchanged, explain_checksums, explain_formats
 from tokenmill.pipeline.journal.attempts import Observer
 from tokenmill.pipeline.journal.finish import Completion, finish, list_missing, read_completion
 from tokenmill.pipeline.journal.journal import Journal, SavedPlan
@@ -285,7 +285,7 @@ def _describe_error(error: BaseException, store: Path) -> BaseException:
 
 def _say_notes(prepared: Prepared, state: RunState, display: Display, *, has_locks: bool) -> None:
     """Tell the user what is unusual about this run before it starts."""
-    notes = [explain_formats(prepared.files), *state.notes, prepared.choice.note]
+    notes = [explain_formats(prepared.files), explain_checksums(prepared.files), *state.notes, prepared.choice.note]
     if not has_locks:
         place = prepared.request.out
         notes.insert(0, f"{place} is on a file system without locks: let no other run, and no rank twice, work on it")

@@ -19,7 +19,7 @@ from tokenmill.supervision.renderer import Renderer
 
 __all__ = ["Settings", "TokenPolicy", "supervision_of"]
 
-OnError = Literal["fail", "skip"]
+OnError = Literal["fail", "skip", "keep-damaged"]
 _SUPERVISION_FLAGS = {
     "messages-key": "messages_key",
     "prompt-key": "prompt_key",

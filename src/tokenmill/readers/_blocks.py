@@ -107,7 +107,7 @@ def read_blocks(stream: ByteStream, start: int, delimiter: bytes, max_bytes: int
         try:
             data = stream.read(BLOCK_BYTES)
         except DamagedInput as damage:
-            problem = Refusal("damaged", damage.reason)
+            problem = Refusal("damaged", damage.reason, damage.num_documents)
             break
         if not data:
             break

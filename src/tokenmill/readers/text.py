@@ -94,7 +94,7 @@ class TextReader(DelimitedReader):
                 if num_bytes <= self.max_bytes + BLOCK_BYTES:
                     held += data
         except DamagedInput as damage:
-            refusal = Refusal("damaged", damage.reason)
+            refusal = Refusal("damaged", damage.reason, damage.num_documents)
         if num_bytes > len(held):
             refusal = refusal or too_long(num_bytes, self._max_text)
         document = refusal or _decode_piece(held.removeprefix(BYTE_ORDER_MARK), self._max_text)

@@ -61,4 +61,7 @@ def stream(
     prepared = prepare(request)
     check_vocabulary(prepared.tokenizer.name, prepared.tokenizer.vocab_size, vocab_size)
     text = TokenizedText(prepared, one_of(split, splits, "split"), row_settings, flag(verbose, "verbose"))
-    return make_loader(WindowedRows(text, seq_len), framework=framework, batch_size=batch_size, **settings)
+    rows = WindowedRows(text, seq_len)
+    loader = make_loader(rows, framework=framework, batch_size=batch_size, **settings)
+    rows.rows_per_batch = getattr(loader, "global_batch_size", batch_size)
+    return loader

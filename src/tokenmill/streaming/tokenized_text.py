@@ -103,6 +103,8 @@ class TokenizedText:
         self._error: Exception | None = None
         self._times = _WindowTimes(self._store)
         self.has_ended = False
+        self._inputs: list[set[int]] = []
+        """The inputs of each window that was given; none for one that this process tokenized."""
         self._go_to(0)
 
     def _go_to(self, number: int) -> None:
@@ -135,6 +137,11 @@ class TokenizedText:
         """Whether the trainer had to wait for a window, except the first."""
         return self._times.has_waited
 
+    def first_window_of(self, path: str) -> int:
+        """Return the number of the first window that may have text of an input: 0 if it was tokenized here."""
+        number = next((n for n, file in enumerate(self._prepared.files) if path in (file.path, file.shown)), -1)
+        return next((n for n, inputs in enumerate(self._inputs) if number in inputs or not inputs), len(self._inputs))
+
     def whole(self) -> Rows:
         """Return all rows of the store, which is finished soon after its last shard."""
         self._last_seen = time.monotonic()
@@ -160,6 +167,7 @@ class TokenizedText:
             self.has_ended = True
             return None
         self._num_given += 1
+        self._inputs.append({int(shard.name.rpartition("shard-")[2].split("-")[0]) for shard in window.shards})
         line = self._times.describe(window, time.perf_counter() - asked)
         if self._verbose:
             print(line, file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ import numpy as np
 from tokenmill.dataset.rows import Integers, PackedRows, ResolvedRows, Rows
 from tokenmill.dataset.shuffle import distinct
 from tokenmill.errors import UsageError
+from tokenmill.pipeline.input_file import UnconfirmedText
 from tokenmill.streaming.tokenized_text import TokenizedText
 
 __all__ = ["WindowedRows"]
@@ -30,6 +31,8 @@ class WindowedRows(Rows):
 
     def __init__(self, source: TokenizedText, seq_len: int) -> None:
         self.seq_len = seq_len
+        self.rows_per_batch = 1
+        """Rows of a batch of all ranks, for the sentence about a damaged input."""
         self._source = source
         self._windows: list[Rows] = []
         self._ends: list[int] = []
@@ -78,13 +81,23 @@ class WindowedRows(Rows):
         """Wait for the window with row `count - 1` of the first epoch, or for the last one."""
         with self._lock:
             while self._num_ready < count and not self._source.has_ended:
-                rows = self._source.next_window()
+                try:
+                    rows = self._source.next_window()
+                except UnconfirmedText as error:
+                    raise self._count_batches(error) from None
                 if rows is not None:
                     self._windows.append(rows)
                     self._ends.append(self._num_ready + rows.num_rows)
             if self._source.has_ended and self._whole is None and count > self._num_ready:
                 self._whole = self._source.whole()
             return self._num_ready
+
+    def _count_batches(self, error: UnconfirmedText) -> UnconfirmedText:
+        """Say how many batches were made of an input before its damage was found."""
+        first = self._source.first_window_of(error.path)
+        num_rows = self._num_ready - (self._ends[first - 1] if first else 0)
+        what = f"{-(-num_rows // self.rows_per_batch):,} batches" if self.rows_per_batch > 1 else f"{num_rows:,} rows"
+        return UnconfirmedText(error.path, f"{error.reason}; up to {what} were made of this text before")
 
     def rows_of_epochs(self, epochs: Fraction) -> int:
         """Count the rows of some epochs; the first may be a few rows shorter, one for each window."""

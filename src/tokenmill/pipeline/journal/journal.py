@@ -231,11 +231,13 @@ class Journal:
                 yield record
 
     def forget(self, record: TaskRecord) -> None:
-        """Remove the entry and the rejects of a task, so that it runs again."""
+        """Remove the entry, the rejects and the local shards of a task, so that it runs again."""
         if self.mirror is not None:
             self.mirror.delete([f"{self.folder.name}/{record.name}.json"])
         (self.folder / f"{record.name}.json").unlink(missing_ok=True)
         self.rejects_path(record.name).unlink(missing_ok=True)
+        for name in file_sizes(record.shards.values()):
+            (self.store / name).unlink(missing_ok=True)
 
     def is_whole(self, record: TaskRecord) -> bool:
         """Whether all shard files of a task exist with the right sizes."""

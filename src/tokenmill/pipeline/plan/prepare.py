@@ -71,6 +71,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its processes see the files of the machine that started the run."""
     versions: dict[str, str] = {}
     """The packages that a process must have in the same version."""
+    is_followed: bool = False
+    """Whether a training reads each task as soon as it is published."""
+
+    @property
+    def stops_at_damage(self) -> bool:
+        """Whether a damaged frame ends the run: what a training has read cannot be taken back."""
+        return self.on_error == "fail" or self.is_followed
 
 
 def prepare(

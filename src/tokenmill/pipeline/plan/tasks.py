@@ -18,11 +18,12 @@ import msgspec
 import numpy as np
 
 from tokenmill.errors import DataError
-from tokenmill.pipeline.input_file import InputFile, Span, read_span
+from tokenmill.pipeline.input_file import Damage, InputFile, Span, read_span
 from tokenmill.pipeline.settings import Settings
 from tokenmill.readers import reader_for
 from tokenmill.readers.base import ReadOptions
 from tokenmill.remote.paths import input_path
+from tokenmill.text_batch import Refusal
 
 __all__ = ["Plan", "Stream", "Task", "make_plan", "row_spans"]
 
@@ -38,7 +39,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     spool: str | None = None
     """A file with the decompressed text of its only span, if the task was cut from a stream."""
     first_line: int = 0
-    damage: str | None = None
+    damage: Refusal | None = None
+    """Why the stream ends after its text."""
 
     @property
     def name(self) -> str:
@@ -51,6 +53,13 @@ class Stream(msgspec.Struct, frozen=True):
 
     input: int
     stop: int | None = None
+    damage: Damage | None = None
+    """What is known of a damaged stream that is read for the second time, up to the damaged frame."""
+
+    @property
+    def span(self) -> Span:
+        """All of it."""
+        return Span(self.input, 0, self.stop, self.damage)
 
     @property
     def name(self) -> str:

@@ -23,7 +23,7 @@ from tokenmill.pipeline.plan.tasks import Task
 from tokenmill.remote.paths import InputPath, input_path
 from tokenmill.store.shard import ShardWriter, publish_shard
 from tokenmill.supervision.masks import Weights
-from tokenmill.text_batch import IntArray, Reject, TextBatch, encode_texts
+from tokenmill.text_batch import IntArray, Refusal, Reject, TextBatch, encode_texts
 
 __all__ = ["TaskOutput", "publish_task"]
 
@@ -95,10 +95,10 @@ class TaskOutput:
         stored = StoredReject(input=input, **(msgspec.structs.asdict(reject) | {"line": line}))
         self._reject_file.write(msgspec.json.encode(stored) + b"\n")
 
-    def reject_damage(self, damage: str) -> None:
+    def reject_damage(self, damage: Refusal) -> None:
         """Record that the stream is damaged after the last document of this task."""
         line = self._num_lines if self.job.settings.reading.separator is None else -1
-        self.reject(self.task.input, Reject(self.task.spans[0].stop or 0, line, "damaged", damage))
+        self.reject(self.task.input, Reject(self.task.spans[0].stop or 0, line, *damage))
 
     def finish(self, num_rerouted: int) -> None:
         """Make all files durable under temporary names, release the buffers, and make the journal entry, `record`."""

@@ -22,7 +22,7 @@ from tokenmill.engines.alignment import Aligner
 from tokenmill.engines.base import Engine
 from tokenmill.errors import DataError
 from tokenmill.pipeline.counts import Stages
-from tokenmill.pipeline.input_file import Span, check_unchanged, read_span
+from tokenmill.pipeline.input_file import Span, UnconfirmedText, check_unchanged, find_damage, read_span
 from tokenmill.pipeline.journal.journal import Journal
 from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.plan.tasks import Task
@@ -65,8 +65,33 @@ class TaskRunner:
     def run(self, task: Task, run: str, report: Callable[[Stages], None] = lambda _: None) -> TaskOutput:
         """Tokenize one task to durable files with temporary names; `run` makes these names unique.
 
-        `report` is called after every batch.
+        `report` is called after every batch. A damaged frame is found after some of its text was written; the task is
+        then done again without that frame.
         """
+        counted = Stages()
+
+        def count(stages: Stages) -> None:
+            counted.add(stages)
+            report(stages)
+
+        try:
+            return self._run(task, run, count)
+        except UnconfirmedText:
+            if self.job.stops_at_damage:
+                raise
+        report(Stages().since(counted))
+        return self._run(self._leave_out_damage(task), run, report)
+
+    def _leave_out_damage(self, task: Task) -> Task:
+        """Find all damaged frames in the inputs of a task, and end their spans in front of them."""
+        spans = []
+        for span in task.spans:
+            file = self.job.inputs[span.input]
+            damage = find_damage(file, self.job.settings.reading) if file.compression != "none" else None
+            spans.append(msgspec.structs.replace(span, damage=damage))
+        return msgspec.structs.replace(task, spans=spans)
+
+    def _run(self, task: Task, run: str, report: Callable[[Stages], None]) -> TaskOutput:
         output = TaskOutput(self.job, self.journal, task, self._dtype, f"{self.journal.attempt_name}.{run}".lstrip("."))
         rerouted = self.engine.num_rerouted
         inputs = [self.job.inputs[span.input] for span in task.spans]
@@ -75,7 +100,7 @@ class TaskRunner:
                 self._run_span(task, span, output, report)
             if task.damage is not None:
                 output.reject_damage(task.damage)
-                report(Stages(num_rejects=1))
+                report(Stages(num_rejects=task.damage.num_documents))
             check_unchanged(inputs)
             output.finish(self.engine.num_rerouted - rerouted)
             return output
@@ -90,7 +115,11 @@ class TaskRunner:
         reading = msgspec.structs.replace(self.job.settings.reading, packed=self.engine.takes_packed)
         file = self.job.inputs[span.input]
         render = self._renderer.render if self._renderer is not None else None
-        batches = read_spool(file, task, reading, render) if task.spool else read_span(file, span, reading, render)
+        confirmed_only = self.job.on_error != "keep-damaged"
+        if task.spool:
+            batches = read_spool(file, task, reading, render)
+        else:
+            batches = read_span(file, span, reading, render, confirmed_only=confirmed_only)
         clock = time.perf_counter()
         for batch in batches:
             stages = Stages(parse=time.perf_counter() - clock - batch.read_seconds)

@@ -21,18 +21,19 @@ import numpy as np
 from tokenmill.compression import ByteStream, DamagedInput
 from tokenmill.errors import StoreError
 from tokenmill.files import InputStream
-from tokenmill.pipeline.input_file import InputFile, Render, Span, TextStream
+from tokenmill.pipeline.input_file import Damage, InputFile, Render, Span, TextStream
 from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.plan.tasks import Stream, Task
 from tokenmill.readers import delimited_reader_for
 from tokenmill.readers.base import BLOCK_BYTES, ReadOptions
-from tokenmill.text_batch import TextBatch
+from tokenmill.text_batch import Refusal, TextBatch
 
 __all__ = [
     "CutSpan",
     "create_spool",
     "cut_stream",
     "cut_tasks",
+    "first_doubtful",
     "read_spool",
     "reclaim_files",
     "release_file",
@@ -46,6 +47,7 @@ def cut_tasks(job: Job, stream: Stream, slot: Callable[[int], Path | None]) -> I
     """Yield the tasks of a stream with their numbers and the seconds that it took to read each.
 
     `slot` returns the file for the text of a task; if it returns None, the task is skipped and None is yielded instead.
+    Raises `UnconfirmedText` at a damaged frame, unless --on-error keep-damaged keeps what was read of it.
     """
     slots: dict[int, Path] = {}
 
@@ -57,7 +59,8 @@ def cut_tasks(job: Job, stream: Stream, slot: Callable[[int], Path | None]) -> I
         return path.open("r+b" if path.exists() else "w+b", buffering=0)
 
     consumed, reported = 0, 0.0
-    with closing(TextStream(job.inputs[stream.input], job.settings.reading, stop=stream.stop)) as text:
+    file, confirmed_only = job.inputs[stream.input], job.on_error != "keep-damaged"
+    with closing(TextStream(file, job.settings.reading, stream.span, confirmed_only=confirmed_only)) as text:
         for cut in cut_stream(text, delimiter=text.reader.delimiter, task_bytes=job.settings.task_bytes, sink=sink):
             size, consumed = text.consumed - consumed, text.consumed
             if cut.damage is not None and cut.number not in slots and (empty := sink(cut.number)) is not None:
@@ -77,6 +80,15 @@ def cut_tasks(job: Job, stream: Stream, slot: Callable[[int], Path | None]) -> I
                 )
             seconds, reported = text.seconds - reported, text.seconds
             yield cut.number, task, seconds
+
+
+def first_doubtful(numbers: Collection[int], damage: Damage, task_bytes: int) -> int:
+    """Return the first task of a damaged stream that may have text of the damaged frame.
+
+    The documents of task k start before byte `(k + 1) * task_bytes`. If that byte is in front of the frame, only the
+    last document of the last such task can reach into the frame.
+    """
+    return max((number for number in numbers if (number + 1) * task_bytes <= damage.confirmed), default=0)
 
 
 def read_spool(file: InputFile, task: Task, options: ReadOptions, render: Render | None = None) -> Iterator[TextBatch]:
@@ -136,7 +148,7 @@ class CutSpan(msgspec.Struct, frozen=True):
     stop: int
     first_line: int
     num_lines: int
-    damage: str | None = None
+    damage: Refusal | None = None
     """Why the stream ends here; the span does not include the truncated document."""
 
 
@@ -149,13 +161,13 @@ def cut_stream(
     is yielded. If `sink` returns None, they are skipped. Spans inside one huge document are empty and are left out.
     Without a delimiter there is a single span.
     """
-    damage: str | None = None
+    damage: Refusal | None = None
     with closing(_StreamCutter(delimiter, task_bytes, sink)) as cutter:
         try:
             while data := stream.read(BLOCK_BYTES):
                 yield from cutter.take(data)
         except DamagedInput as error:
-            damage = error.reason
+            damage = Refusal("damaged", error.reason, error.num_documents)
         last = cutter.finish(damage)
         if last is not None:
             yield last
@@ -231,7 +243,7 @@ class _StreamCutter:
         if num_ends:
             self.last_end = self.position + len(data) - num_after
 
-    def _end_span(self, stop: int, damage: str | None = None) -> CutSpan:
+    def _end_span(self, stop: int, damage: Refusal | None = None) -> CutSpan:
         span = CutSpan(self._number, self.start, stop, self.first_line, self.num_lines, damage)
         if self.file is not None:
             self.file.truncate(stop - self.start)
@@ -241,7 +253,7 @@ class _StreamCutter:
         self.num_lines = 0
         return span
 
-    def finish(self, damage: str | None) -> CutSpan | None:
+    def finish(self, damage: Refusal | None) -> CutSpan | None:
         """Return the last span, if it is not empty or there is damage to report."""
         if damage is not None:
             return self._end_span(max(self.last_end, self.start), damage)

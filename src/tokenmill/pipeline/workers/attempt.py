@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from tokenmill.display import Display
 from tokenmill.engines import Tokenizer
 from tokenmill.errors import StoreError, TokenmillError, UsageError
@@ -64,6 +66,7 @@ class Attempt:
     def _run(self, engine: str, mismatch: ParityInfo | None = None) -> None:
         settings, journal = self.prepared.settings, self.journal
         job = make_job(self.prepared, journal, engine, self.budget.worker_bytes, self.executor.shares_disk)
+        job = msgspec.structs.replace(job, is_followed=bool(self.state.part.order))
         if isinstance(self.executor, LocalExecutor):
             self.executor.pin(_pins(self.prepared.request))
         key = EngineKey(engine, settings.policy.special_tokens, settings.tokenizer_sha256)

@@ -9,6 +9,7 @@ import msgspec
 
 from tokenmill.errors import DataError, MissingDependencyError, StoreError, TokenmillError, UsageError
 from tokenmill.pipeline.counts import Stages
+from tokenmill.pipeline.input_file import Damage, UnconfirmedText
 from tokenmill.pipeline.journal.journal import TaskRecord
 from tokenmill.pipeline.plan.tasks import Stream, Task
 from tokenmill.pipeline.task.parity import GateResult
@@ -38,6 +39,7 @@ _REMEDIES = {
 
 _ERRORS: dict[str, Callable[..., TokenmillError]] = {
     "data": DataError,
+    "unconfirmed": UnconfirmedText,
     "missing": MissingDependencyError,
     "usage": UsageError,
     "store": StoreError,
@@ -97,6 +99,8 @@ class Finished(msgspec.Struct, tag=True, frozen=True):
     """The suffix of the names of their temporary files, if they are not published yet."""
     numbers: list[int] = []
     """The numbers of all tasks of its stream; those that lie inside one huge document are left out."""
+    damage: Damage | None = None
+    """Why the stream must be read again, up to the damaged frame."""
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -109,7 +113,8 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     def from_error(cls, error: BaseException, store: str) -> Failed:
         """Describe an exception for another process; a failed write that names no file gets the name of the store."""
         if isinstance(error, DataError):
-            return cls("data", [error.path, error.reason, error.place])
+            kind = "unconfirmed" if isinstance(error, UnconfirmedText) else "data"
+            return cls(kind, [error.path, error.reason, error.place])
         if isinstance(error, MissingDependencyError):
             return cls("missing", [error.what, error.extra])
         if isinstance(error, OSError):

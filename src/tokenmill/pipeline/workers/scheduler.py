@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from tokenmill.errors import DataError, TokenmillError
 from tokenmill.executors.base import Answer, Call, CallEvent, Executor, Lost, Note, Started
 from tokenmill.pipeline.counts import Counts
@@ -30,7 +32,7 @@ from tokenmill.pipeline.plan.tasks import Stream, Task
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.task.output import publish_task
 from tokenmill.pipeline.task.parity import GateResult
-from tokenmill.pipeline.task.streams import create_spool, reclaim_files, release_file
+from tokenmill.pipeline.task.streams import create_spool, first_doubtful, reclaim_files, release_file
 from tokenmill.pipeline.workers.messages import (
     CutStream,
     Failed,
@@ -107,6 +109,8 @@ class Scheduler:
         self._cuts: deque[Item] = deque()
         self._known_cuts: set[str] = set()
         self._streams: deque[Stream] = deque()
+        self._damaged: list[tuple[Stream, list[int]]] = []
+        """Streams that must be read again, with the numbers of their tasks."""
         self._items: dict[str, Item] = {}
         """Calls that the executor has."""
         self._num_readers = 0
@@ -122,7 +126,8 @@ class Scheduler:
         self._count_rejects(0)
         self._enqueue(*self.state.remaining())
         self._submit(Item("the parity gate", "", RunGate()))
-        while self._items or self._pending or self._cuts or self._streams:
+        while self._items or self._pending or self._cuts or self._streams or self._damaged:
+            self._read_damaged_again()
             self._fill()
             for event in self.executor.wait(WAIT_SECONDS):
                 self._on_event(event)
@@ -180,6 +185,29 @@ class Scheduler:
             stream = self._streams.popleft()
             self._num_readers += 1
             self._submit(Item(f"stream {stream.name}", self._plan.inputs[stream.input].name, CutStream(stream)))
+
+    def _read_damaged_again(self) -> None:
+        """Forget the tasks that may have text of a damaged frame, and read the stream again up to that frame.
+
+        This waits until no task of the stream is being tokenized, or waits for the gate.
+        """
+        for stream, numbers in list(self._damaged):
+            orders = [item.order for item in (*self._cuts, *self._items.values())]
+            busy = {order.task.input for order in orders if isinstance(order, RunTask)}
+            if stream.input in busy | {record.input for record, _ in self._unpublished}:
+                continue
+            assert stream.damage is not None
+            first = first_doubtful(numbers, stream.damage, self.job.settings.task_bytes)
+            for number in numbers:
+                record = self.journal.record(stream.task_name(number)) if number >= first else None
+                if record is not None:
+                    self.journal.forget(record)
+                    self._known_cuts.discard(record.name)
+                    self.counts.num_tasks_done -= 1
+                    self.counts.num_rejects -= sum(record.rejects.values())
+            reclaim_files(self.journal.spool, stream.name, ())
+            self._damaged.remove((stream, numbers))
+            self._streams.append(stream)
 
     def _next_item(self) -> Item:
         """Take spooled text first, because it holds a file, unless a reader of the store waits for another task."""
@@ -281,7 +309,7 @@ class Scheduler:
             error = message.to_error()
             if isinstance(error, DataError):
                 # Name the file as a user of this machine finds it.
-                error = DataError(error.path.removeprefix(f"{Path.cwd()}/"), error.reason, error.place)
+                error = type(error)(error.path.removeprefix(f"{Path.cwd()}/"), error.reason, error.place)
             raise error
         del self._items[item.name]
         if isinstance(message, GateResult):
@@ -308,6 +336,10 @@ class Scheduler:
         elif isinstance(item.order, (CutStream, RunStream)):
             self._num_readers -= isinstance(item.order, CutStream)
             number = item.order.stream.input
+            if message.damage is not None:
+                stream = msgspec.structs.replace(item.order.stream, damage=message.damage)
+                self._damaged.append((stream, message.numbers))
+                return
             self.journal.end_stream(number, message.numbers, self._plan.inputs[number].stamp)
 
     def _publish(self, record: TaskRecord, run: str) -> None:

@@ -33,6 +33,7 @@ import xxhash
 from tokenmill.errors import DataError, TokenmillError
 from tokenmill.executors.base import Post
 from tokenmill.pipeline.counts import Stages
+from tokenmill.pipeline.input_file import Damage, UnconfirmedText, check_unchanged, find_damage
 from tokenmill.pipeline.journal.finish import package_version
 from tokenmill.pipeline.journal.journal import Journal, TaskRecord
 from tokenmill.pipeline.journal.locks import SHARED, check_claim, claim, join_workers, wait_for_claim
@@ -42,7 +43,7 @@ from tokenmill.pipeline.plan.tasks import Stream, Task
 from tokenmill.pipeline.task.output import TaskOutput, publish_task
 from tokenmill.pipeline.task.parity import GateResult, run_gate
 from tokenmill.pipeline.task.runner import TaskRunner
-from tokenmill.pipeline.task.streams import cut_tasks, take_file
+from tokenmill.pipeline.task.streams import cut_tasks, first_doubtful, take_file
 from tokenmill.pipeline.workers.engine_cache import EngineCache
 from tokenmill.pipeline.workers.messages import (
     Cut,
@@ -178,29 +179,59 @@ class _Worker:
         def sink(number: int) -> Path | None:
             return None if self._is_done(stream.task_name(number)) else take_file(self._journal.spool, stream.name)
 
-        for number, task, seconds in cut_tasks(self._job, stream, sink):
-            numbers.append(number)
-            if task is not None:
-                self._post(encode(Cut(task)))
-            self._count(Stages(decompress=seconds))
-        return Finished(self._report(), [], numbers=numbers)
+        damage = None
+        try:
+            for number, task, seconds in cut_tasks(self._job, stream, sink):
+                numbers.append(number)
+                if task is not None:
+                    self._post(encode(Cut(task)))
+                self._count(Stages(decompress=seconds))
+        except UnconfirmedText as error:
+            damage = self._find_damage(stream, error)
+        return Finished(self._report(), [], numbers=numbers, damage=damage)
+
+    def _find_damage(self, stream: Stream, error: UnconfirmedText) -> Damage | None:
+        """Find out what a damaged frame costs, or raise the error if damage ends the run."""
+        file = self._job.inputs[stream.input]
+        check_unchanged([file])
+        if self._job.stops_at_damage:
+            raise error
+        return find_damage(file, self._job.settings.reading)
 
     def _run_stream(self, order: RunStream) -> Finished:
         """Tokenize the tasks of a part of a stream one after another; those in the journal are done."""
-        records = []
-        numbers = []
+        records: list[TaskRecord] = []
+        numbers: list[int] = []
         with _nameless_file() as text:
 
             def sink(number: int) -> Path | None:
                 is_mine = number % order.num_parts == order.part
                 return text if is_mine and not self._is_done(order.stream.task_name(number)) else None
 
-            for number, task, seconds in _cut_here(self._job, order.stream, sink):
-                numbers.append(number)
-                self._count(Stages(decompress=seconds))
-                if task is not None:
-                    records.append(self._publish(self._tokenize(task)))
-        return Finished(self._report(), records, numbers=numbers)
+            try:
+                for number, task, seconds in _cut_here(self._job, order.stream, sink):
+                    numbers.append(number)
+                    self._count(Stages(decompress=seconds))
+                    if task is not None:
+                        records.append(self._publish(self._tokenize(task)))
+            except UnconfirmedText as error:
+                damage = self._find_damage(order.stream, error)
+            else:
+                return Finished(self._report(), records, numbers=numbers)
+        return self._run_again(order, numbers, damage)
+
+    def _run_again(self, order: RunStream, numbers: list[int], damage: Damage | None) -> Finished:
+        """Forget the tasks of this part that may have text of a damaged frame, and read the stream up to that frame."""
+        assert damage is not None
+        first = first_doubtful(numbers, damage, self._job.settings.task_bytes)
+        for number in numbers:
+            record = self._journal.published(order.stream.task_name(number))
+            if number >= first and number % order.num_parts == order.part and record is not None:
+                self._journal.forget(record)
+                self._done.num_tasks -= 1
+                self._done.work.num_rejects -= sum(record.rejects.values())
+        stream = msgspec.structs.replace(order.stream, damage=damage)
+        return self._run_stream(msgspec.structs.replace(order, stream=stream))
 
     def _is_done(self, name: str) -> bool:
         if self._shares_disk:

@@ -5,7 +5,7 @@ The reference is the library that defines the ids, whatever engine made the stor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tokenmill.display import choose_display
 from tokenmill.engines import REFERENCES, SpecialTokens, Tokenizer, create, open_tokenizer
 from tokenmill.engines.alignment import Aligner
 from tokenmill.inputs import expand_inputs
-from tokenmill.pipeline.input_file import InputFile, inspect_inputs
+from tokenmill.pipeline.input_file import InputFile, Span, find_damage, inspect_inputs, read_span
 from tokenmill.pipeline.settings import Settings, TokenPolicy, supervision_of
 from tokenmill.pipeline.task.runner import surround
 from tokenmill.readers.base import ReadOptions
@@ -82,10 +82,23 @@ def compare_with_inputs(
         # Plain texts with special tokens are rejected after reading, records before.
         rejected_later = manifest.rejects.get("special-token", 0) if renderer is None else 0
         missing = source.count_unclaimed() - rejected_later
+        if missing and "damaged" in manifest.rejects:
+            missing -= _count_unconfirmed(files.values(), settings.reading)
         if missing:
             report.note(f"the inputs have {missing:,} documents that are neither in the store nor among its rejects")
     report.close()
     return report
+
+
+def _count_unconfirmed(files: Iterable[InputFile], reading: ReadOptions) -> int:
+    """Count the documents that can be read from damaged frames, which a run leaves out unless told to keep them."""
+    count = 0
+    for file in files:
+        damage = find_damage(file, reading) if file.compression != "none" else None
+        if damage is not None:
+            everything, confirmed = (read_span(file, span, reading) for span in (Span(0), Span(0, damage=damage)))
+            count += sum(len(batch.texts) for batch in everything) - sum(len(batch.texts) for batch in confirmed)
+    return count
 
 
 def _settings_of(manifest: Manifest) -> Settings:
