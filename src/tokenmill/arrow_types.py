@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["STRINGS", "column_path", "find_type", "holds_strings"]
+__all__ = ["STRINGS", "as_text", "column_path", "find_type", "holds_bytes", "holds_strings", "holds_text"]
 
 STRINGS = {"string", "large_string", "string_view"}
 """Arrow's names for the types of text columns."""
+BYTES = {"binary", "large_binary", "binary_view"}
 
 
 def column_path(schema: Any, key: str) -> list[str]:
@@ -30,9 +31,50 @@ def find_type(schema: Any, key: str) -> Any:
     return kind
 
 
-def holds_strings(kind: Any, *, or_nothing: bool = False) -> bool:
-    """Whether a column has strings, perhaps in a dictionary; or, if that is enough, only nulls."""
+def _held(kind: Any) -> Any:
     import pyarrow.types as types
 
-    held = kind.value_type if types.is_dictionary(kind) else kind
-    return str(held) in STRINGS or (or_nothing and bool(types.is_null(held)))
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def holds_strings(kind: Any) -> bool:
+    """Whether a column has strings, perhaps in a dictionary."""
+    return str(_held(kind)) in STRINGS
+
+
+def holds_bytes(kind: Any) -> bool:
+    """Whether a column has bytes, perhaps in a dictionary: Impala, Hive and older Spark write strings so."""
+    return str(_held(kind)) in BYTES
+
+
+def holds_text(kind: Any) -> bool:
+    """Whether a column can be the text: strings, bytes, or only nulls."""
+    import pyarrow.types as types
+
+    return holds_strings(kind) or holds_bytes(kind) or bool(types.is_null(_held(kind)))
+
+
+def as_text(column: Any) -> Any:
+    """Read bytes as strings, also inside lists and structs; whether they are UTF-8 is not checked."""
+    import pyarrow.compute as pc
+
+    kind = _text_type(column.type)
+    if kind == column.type:
+        return column
+    return pc.cast(column, options=pc.CastOptions(kind, allow_invalid_utf8=True))
+
+
+def _text_type(kind: Any) -> Any:
+    """The type with strings instead of bytes."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if holds_bytes(kind):
+        return pa.string() if types.is_binary(kind) else pa.large_string()
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_text_type(field.type)) for field in kind])
+    if types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_text_type(kind.value_type)))
+    if types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_text_type(kind.value_type)))
+    return kind

@@ -189,7 +189,7 @@ def test_a_missing_file_is_a_data_error_that_names_it(tmp_path: Path, case: Case
 def test_damage_is_one_reject_after_the_documents_before_it(tmp_path: Path, case: Case) -> None:
     if case.format == "parquet":
         texts = [f"{number:04d} {number * 7919 % 10007} " * 40 for number in range(60)]
-        path = write_damaged_parquet(tmp_path / "x.parquet", texts, damaged_group=1, rows_per_group=20)
+        path = write_damaged_parquet(tmp_path / "x.parquet", texts, damaged_group=2, rows_per_group=20)
         batches = list(reader_for("parquet", ReadOptions()).read_range(path, 0, None))
     else:
         texts = ["a", "b", "c"]

@@ -140,7 +140,6 @@ def test_an_unreadable_dataset_is_refused_in_a_sentence_and_leaves_no_file(tmp_p
     [
         ({"text": [1, 2], "body": ["a", "b"]}, {}, "column 'text' of the dataset has type int64, and texts are strings; name another with text_key=..."),
         ({"text": [["a"], ["b"]]}, {}, "has type list<item: string>, and texts are strings"),
-        ({"text": [b"a", b"b"]}, {}, "has type binary, and texts are strings"),
         ({"m": [{"text": 1}]}, {"text_key": "m.text"}, "column 'm.text' of the dataset has type int64"),
         ({"text": ["a"], "n": [1]}, {"keep_keys": ["url"]}, "the dataset has no column 'url' to keep; it has 'text', 'n'"),
         ({"text": ["a"], "m": [{"n": 1}]}, {"keep_keys": ["m.url"]}, "column 'm' of the dataset has no field 'm.url' to keep"),

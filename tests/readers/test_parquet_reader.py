@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def test_a_column_whose_name_has_dots_is_found_before_a_nested_one(tmp_path: Pat
     ("column", "options", "message"),
     [
         ([1, 2], {}, "column 'text' has type int64, not string; columns of strings: 'body', 'doc.inner'. Pass --text"),
-        ([b"a", b"b"], {}, "column 'text' has type binary, not string"),
+        ([[b"a"], [b"b"]], {}, "column 'text' has type list<element: binary>, not string"),
         (["a", "b"], {"text_key": "txt"}, "no column 'txt'; columns of strings: 'text', 'body', 'doc.inner'"),
         (["a", "b"], {"text_key": "text.x"}, "no column 'text.x'"),
         (["a", "b"], {"text_key": "doc"}, "column 'doc' has type struct"),
@@ -141,6 +142,96 @@ def test_a_file_without_rows_gives_nothing(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "x.parquet", pa.array([], pa.string()))
     assert read_parquet(path).texts == []
     assert reader_for("parquet", ReadOptions()).plan(path, 100) == []
+
+
+BYTES = [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary())]
+
+
+@pytest.mark.parametrize("kind", BYTES, ids=str)
+def test_columns_of_bytes_are_text_if_they_are_utf8(tmp_path: Path, kind: Any) -> None:
+    values = [b"plain", b"\xff\xfe", "\u00e9".encode(), None, b"", b"longer than five"]
+    column = pa.array(values)
+    column = column.dictionary_encode() if pa.types.is_dictionary(kind) else column.cast(kind)
+    path = write_parquet(tmp_path / "x.parquet", column, rows_per_group=4, doc=[{"inner": v} for v in values])
+    for key in ("text", "doc.inner"):
+        read = read_parquet(path, text_key=key, max_document_bytes=5)
+        assert read.texts == ["plain", "\u00e9", ""]
+        assert read.positions == [0, 2, 4]
+        assert read.rejects == [(1, 1, "invalid-utf8"), (3, 3, "null-text"), (5, 5, "too-long")]
+    sound = write_parquet(tmp_path / "y.parquet", column.slice(4, 1))
+    (batch,) = reader_for("parquet", ReadOptions(packed=True)).read_range(sound, 0, None)
+    assert isinstance(batch.texts, PackedTexts)
+
+
+def test_kept_bytes_are_text_and_a_value_that_is_not_utf8_refuses_its_row(tmp_path: Path) -> None:
+    url = [b"http://a", None, b"\xff", b"http://d"]
+    tags = pa.array([[b"x", b"y"], [], [b"z"], [b"\xfe"]], pa.list_(pa.binary()))
+    path = write_parquet(tmp_path / "x.parquet", ["a", "b", "c", "d"], meta=[{"url": u} for u in url], tags=tags)
+    read = read_parquet(path, keep_keys=("meta.url", "tags"))
+    assert read.texts == ["a", "b"]
+    assert read.kept == [("http://a", '["x","y"]'), (None, "[]")]
+    assert read.rejects == [(2, 2, "invalid-utf8"), (3, 3, "invalid-utf8")]
+
+
+def test_records_of_bytes_are_read_as_text(tmp_path: Path) -> None:
+    kind = pa.list_(pa.struct([("role", pa.binary()), ("content", pa.large_binary())]))
+    messages = pa.array([[{"role": b"user", "content": b"hi"}], [{"role": b"user", "content": b"\xff"}], None], kind)
+    path = write_parquet(tmp_path / "x.parquet", messages)
+    batches = list(reader_for("parquet", ReadOptions(record_keys=("text", "tools"))).read_range(path, 0, None))
+    records = [record for batch in batches for record in batch.records or ()]
+    assert records == [([{"role": "user", "content": "hi"}], None), (None, None)]
+    assert [(r.position, r.reason) for batch in batches for r in batch.rejects] == [(1, "invalid-utf8")]
+
+
+def test_a_file_with_bytes_alone_suggests_them_as_the_text(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "x.parquet", [1], body=[b"a"])
+    (batch,) = reader_for("parquet", ReadOptions()).read_range(path, 0, None)
+    assert "columns of bytes: 'body'. Pass --text-key body" in batch.rejects[0].detail
+
+
+PAGES: list[dict[str, Any]] = [
+    {"compression": "zstd", "use_dictionary": False},
+    {"compression": "none", "use_dictionary": False, "data_page_version": "2.0"},
+    {"compression": "snappy", "use_dictionary": True},
+]
+
+
+@pytest.mark.parametrize("pages", PAGES, ids=str)
+def test_any_damage_costs_rows_of_its_row_group_alone(tmp_path: Path, pages: dict[str, Any]) -> None:
+    chance = random.Random(str(pages))
+    texts = [f"{row} " + "".join(chance.choices("abcdef \u00e9", k=chance.randrange(300))) for row in range(290)]
+    path, reader = tmp_path / "x.parquet", reader_for("parquet", ReadOptions(keep_keys=("id",)))
+    pq.write_table(
+        pa.table({"text": texts, "id": range(290)}), path, row_group_size=40, data_page_size=1024, write_batch_size=4,
+        write_page_checksum=True, **pages,
+    )  # fmt: skip
+    content, metadata = path.read_bytes(), pq.read_metadata(path)
+    num_damaged = 0
+    for _ in range(60):
+        group = chance.randrange(metadata.num_row_groups)
+        column = metadata.row_group(group).column(chance.randrange(2))
+        first = column.dictionary_page_offset or column.data_page_offset
+        at = chance.randrange(first, first + column.total_compressed_size)
+        size = chance.choice([1, 20])
+        flipped = bytes(byte ^ 1 << chance.randrange(8) for byte in content[at : at + size])
+        path.write_bytes(content[:at] + flipped + content[at + size :])
+        stop = first + column.total_compressed_size
+        inside = {group} if at + size <= stop else {group, group + 1}
+        batches = list(reader.read_range(path, 0, None))
+        read = gather(batches)
+        rejects = [reject for batch in batches for reject in batch.rejects]
+        assert read.texts == [texts[row] for row in read.positions]
+        assert read.kept == [(str(row),) for row in read.positions]
+        hidden = [row for reject in rejects for row in range(reject.position, reject.position + reject.num_documents)]
+        assert sorted([*read.positions, *hidden]) == list(range(290))
+        assert {row // 40 for row in hidden} <= inside
+        assert {reject.reason for reject in rejects} <= {"damaged"}
+        num_damaged += bool(rejects)
+        if rejects:
+            row = rejects[0].position
+            again = gather(reader.read_range(path, max(0, row - 3), row + 50))
+            assert again.positions == [at for at in read.positions if row - 3 <= at < row + 50]
+    assert num_damaged > 30
 
 
 def test_rows_before_a_damaged_page_are_read_and_the_others_counted(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.arrow_types import find_type, holds_strings
+from tokenmill.arrow_types import find_type, holds_text
 from tokenmill.display import Display, Preparation
 from tokenmill.errors import DataError, StoreError, UsageError
 from tokenmill.files import sync_directory, write_durably
@@ -71,7 +71,7 @@ class DatasetRows(msgspec.Struct, frozen=True, kw_only=True):
         # Several fields may be of any type, and so may messages, which are a list of objects.
         if len(self.keys) > 1 or kind is None or (types.is_list(kind) and types.is_struct(kind.value_type)):
             return
-        if not holds_strings(kind, or_nothing=True):
+        if not holds_text(kind):
             raise UsageError(
                 f"column {self.keys[0]!r} of the dataset has type {kind}, and texts are strings; name another with "
                 "text_key=..., or convert it with map"

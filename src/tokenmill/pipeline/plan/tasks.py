@@ -119,7 +119,7 @@ def make_plan(inputs: list[InputFile], settings: Settings) -> Plan:
 
 
 def row_spans(number: int, file: InputFile, options: ReadOptions, task_bytes: int) -> list[Span]:
-    """Cut a Parquet input into the spans of tasks; a damaged page hides the rest of its span and nothing after it."""
+    """Cut a Parquet input into the spans of tasks, between row groups."""
     if file.text_bytes <= task_bytes or options.whole_files:
         return [Span(number)]
     try:
