@@ -13,6 +13,7 @@ import zstandard
 import tokenmill as tm
 from tests.cluster.inline import InlineCluster, request_of, run_inline
 from tests.support.running import jsonl, rejects_of, snapshot, texts_of, tokenize_here, tokenmill
+from tokenmill.pipeline.journal.journal import Journal
 from tokenmill.tools.verify import verify
 
 WORDS = random.Random(0)
@@ -178,3 +179,21 @@ def test_input_without_a_checksum_is_named_once(tmp_path: Path) -> None:
     sound.mkdir()
     (sound / "a.jsonl.zst").write_bytes(_zstd(jsonl(["text"])))
     assert "checksum," not in tokenmill("tokenize", sound, "-o", sound / "out", "--tokenizer", "bytes").stderr
+
+
+def test_a_stream_that_is_read_again_after_a_kill_is_not_finished_by_its_unconfirmed_tasks(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.jsonl.zst", "zst", 1)
+    flags = {"tokenizer": "bytes", "task_bytes": 5000, "workers": 2}
+    new = tokenize_here(path, tmp_path / "new", on_error="skip", **flags)
+    numbers = [int(shard.name.rpartition("-")[2]) for shard in new.manifest.splits["train"].shards]
+    out = tmp_path / "out"
+    with pytest.raises(tm.DataError):
+        tokenize_here(path, out, **flags)
+    # A kill after the stream was read up to the damage, and before the last task was published.
+    Journal(out).end_stream(0, numbers, path.stat().st_mtime_ns)
+    (out / ".tasks" / f"00000-{numbers[-1]:04d}.json").unlink()
+    # The next attempt publishes that task with text of the damaged frame, and does not come to its end either.
+    with pytest.raises(tm.DataError):
+        tokenize_here(path, out, **flags)
+    tokenize_here(path, out, on_error="skip", **flags)
+    assert snapshot(out) == snapshot(new.path)

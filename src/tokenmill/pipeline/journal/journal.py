@@ -273,6 +273,15 @@ class Journal:
         """Record that a stream was read to its end, so that a resumed run need not read it again."""
         self._write(self._stream_path(input).name, _StreamEnd(numbers, stamp))
 
+    def reopen_stream(self, input: int) -> None:
+        """Forget that a stream was read to its end, before it is read again.
+
+        A damaged stream has text that is taken back at its end, and that must not count as finished after a kill.
+        """
+        if self.mirror is not None:
+            self.mirror.delete([f"{self.folder.name}/{self._stream_path(input).name}"])
+        self._stream_path(input).unlink(missing_ok=True)
+
     def ended_stream(self, input: int) -> list[int] | None:
         """Return the task numbers of a stream; None if it was not read to its end."""
         end = _read(self._stream_path(input), _StreamEnd)

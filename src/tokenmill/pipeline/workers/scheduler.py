@@ -143,6 +143,8 @@ class Scheduler:
 
     def _enqueue(self, tasks: list[Task], streams: list[Stream]) -> None:
         plan = self._plan
+        for stream in streams:
+            self.journal.reopen_stream(stream.input)
         work: list[tuple[int, Task | Stream, Item]] = []
         for task in tasks:
             item = Item(task.name, plan.inputs[task.input].name, RunTask(task, False), task.bytes)
@@ -340,7 +342,13 @@ class Scheduler:
                 stream = msgspec.structs.replace(item.order.stream, damage=message.damage)
                 self._damaged.append((stream, message.numbers))
                 return
-            self.journal.end_stream(number, message.numbers, self._plan.inputs[number].stamp)
+            if not self._has_parts(number):
+                self.journal.end_stream(number, message.numbers, self._plan.inputs[number].stamp)
+
+    def _has_parts(self, input: int) -> bool:
+        """Whether other calls still read a stream; one of them may have to take back what it published."""
+        orders = [item.order for item in (*self._items.values(), *(item for *_, item in self._pending))]
+        return any(isinstance(order, RunStream) and order.stream.input == input for order in orders)
 
     def _publish(self, record: TaskRecord, run: str) -> None:
         """Publish a task that was started beside the gate, now or when the gate has passed."""
