@@ -3,6 +3,9 @@
 Parsing is fastest on blocks that fit the CPU cache, and a read rarely ends with a document. So each block ends with the
 last delimiter of a read, and the rest is carried to the next block. A line of 256 MB is copied once. A document above
 the limit is skipped without being held in memory.
+
+A small `.gz` can hold 10 GB of line ends. A Python object for each of these lines would take minutes; so in runs of
+blank lines only the other lines are located, and the rest are counted.
 """
 
 from __future__ import annotations
@@ -13,9 +16,13 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from tokenmill.compression import ByteStream, DamagedInput
 from tokenmill.errors import DataError
 from tokenmill.files import changed_while_read
+from tokenmill.readers._json_strings import find_all
 from tokenmill.remote.paths import RemoteFile
 from tokenmill.text_batch import Refusal
 
@@ -23,6 +30,10 @@ __all__ = [
     "BLOCK_BYTES",
     "BYTE_ORDER_MARK",
     "FileRange",
+    "Lines",
+    "Places",
+    "find_filled_lines",
+    "find_lines",
     "next_document",
     "overlaps_itself",
     "read_blocks",
@@ -34,6 +45,17 @@ BLOCK_BYTES = 1 << 20
 SEARCH_BYTES = 64 << 10
 """Bytes per read in the search for the next delimiter."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+Places = npt.NDArray[np.int64]
+
+SHORT_LINE, SHORTEST_RECORD = 64, 12
+"""Bytes per line. Below the first, looking at lines one by one is slower than decompression; below the second, which is
+the size of `{"text":""}` and a line end, some lines of JSON are blank."""
+LARGEST_BLOCK = 2 * BLOCK_BYTES
+"""A larger block begins with one long line; masks of its bytes would take too much memory."""
+
+PART_BYTES = 32 << 10
+_NONE = np.zeros(0, np.int64)
 
 RawFile = FileIO | RemoteFile
 
@@ -158,3 +180,80 @@ def _last_end(window: bytes, delimiter: bytes, *, overlaps: bool) -> int:
 def skipped_as_too_long(num_bytes: int) -> Refusal:
     """Refuse a record that is so long that it was not parsed."""
     return Refusal("too-long", f"{num_bytes:,} bytes in one document, more than --max-document-bytes allows")
+
+
+class Lines(NamedTuple):
+    """Starts and stops of lines, without their line ends, and their numbers among all lines of the block."""
+
+    starts: Places
+    stops: Places
+    numbers: Places
+    num_lines: int
+
+
+def find_lines(data: bytes | bytearray, stop: int, blanks: bytes) -> Lines:
+    """Find all lines in the first `stop` bytes; those of runs of blank ones may be left out."""
+    # Searching reaches 8 GB/s instead of 4 GB/s if lines are longer than about 500 bytes.
+    most = 16 + stop // 256 if data.count(b"\n", 0, min(stop, 8192)) <= 16 else 0
+    stops = np.array(find_all(data, b"\n", stop, most), np.int64)
+    if len(stops) == most:
+        is_end = np.frombuffer(data, np.uint8, stop) == 10
+        if np.count_nonzero(is_end) * SHORTEST_RECORD > stop and (filled := find_filled_lines(data, stop, blanks)):
+            return filled
+        stops = np.flatnonzero(is_end)
+    if stop and not data.endswith(b"\n", 0, stop):
+        stops = np.append(stops, stop)
+    return Lines(_starts(stops), stops, np.arange(len(stops)), len(stops))
+
+
+def find_filled_lines(data: bytes | bytearray, stop: int, blanks: bytes) -> Lines | None:
+    """Find the lines that have a byte other than `blanks`, and perhaps some blank ones; None if lines are long.
+
+    `blanks` are the bytes of white space from 9 to 13, and the space; for JSON without 11 and 12. Parts of some KB are
+    searched one after the other: arrays of this size stay in the cache, and most parts have nothing but blanks.
+    """
+    if not 0 < stop <= LARGEST_BLOCK:
+        return None
+    codes = np.frombuffer(data, np.uint8, stop)
+    if np.count_nonzero(codes == 10) * SHORT_LINE < stop:
+        return None
+    parts: list[tuple[Places, Places, Places]] = [(_NONE, _NONE, _NONE)]
+    at = num_lines = 0
+    while at < stop:
+        end = data.rfind(b"\n", at, min(at + PART_BYTES, stop)) + 1 or data.find(b"\n", at, stop) + 1 or stop
+        starts, stops, numbers, num_here = _find_in_part(codes[at:end], blanks)
+        if len(starts):
+            parts.append((starts + at, stops + at, numbers + num_lines))
+        at, num_lines = end, num_lines + num_here
+    all_starts, all_stops, all_numbers = map(np.concatenate, zip(*parts, strict=True))
+    return Lines(all_starts, all_stops, all_numbers, num_lines)
+
+
+def _find_in_part(codes: npt.NDArray[np.uint8], blanks: bytes) -> Lines:
+    is_end = codes == 10
+    num_lines = int(np.count_nonzero(is_end) + (codes[-1] != 10))
+    # Codes 9 to 13 and the space; a subtraction below zero wraps around.
+    is_filled = (codes - np.uint8(9) > 4) & (codes != 32)
+    if b"\v" not in blanks:
+        is_filled |= codes - np.uint8(11) < 2
+    if not is_filled.any():
+        return Lines(_NONE, _NONE, _NONE, num_lines)
+    stops = np.flatnonzero(is_end)
+    if len(stops) < num_lines:
+        stops = np.append(stops, len(codes))
+    starts = _starts(stops)
+    is_first = is_filled.copy()
+    is_first[1:] = is_filled[1:] > is_filled[:-1]
+    words = np.flatnonzero(is_first)
+    if len(words) >= num_lines:
+        return Lines(starts, stops, np.arange(num_lines), num_lines)
+    owners = np.searchsorted(stops, words)
+    numbers = owners[np.flatnonzero(np.diff(owners, prepend=-1))]
+    return Lines(starts[numbers], stops[numbers], numbers, num_lines)
+
+
+def _starts(stops: Places) -> Places:
+    """Return the starts of all lines from the stops of all lines."""
+    starts = np.zeros(len(stops), np.int64)
+    starts[1:] = stops[:-1] + 1
+    return starts

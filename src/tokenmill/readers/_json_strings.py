@@ -80,11 +80,11 @@ def _decode_some(data: bytes, places: list[int], strings: list[Any]) -> bytes:
     return b"".join([*parts, view[done:]])
 
 
-def find_all(data: bytes | bytearray, byte: bytes, stop: int) -> list[int]:
-    """Find every occurrence of a byte before `stop`; fast if it is rare."""
+def find_all(data: bytes | bytearray, byte: bytes, stop: int, most: int = 1 << 62) -> list[int]:
+    """Find every occurrence of a byte before `stop`, or the first `most`; fast if it is rare."""
     found: list[int] = []
     at = data.find(byte, 0, stop)
-    while at >= 0:
+    while at >= 0 and len(found) < most:
         found.append(at)
         at = data.find(byte, at + 1, stop)
     return found

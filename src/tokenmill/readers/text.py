@@ -14,12 +14,15 @@ import numpy as np
 
 from tokenmill.compression import ByteStream, DamagedInput
 from tokenmill.errors import UsageError
-from tokenmill.readers._blocks import BLOCK_BYTES, BYTE_ORDER_MARK, overlaps_itself
+from tokenmill.readers._blocks import BLOCK_BYTES, BYTE_ORDER_MARK, Places, find_filled_lines, overlaps_itself
 from tokenmill.readers._json_strings import is_utf8
 from tokenmill.readers.base import DelimitedReader, ReadOptions
 from tokenmill.text_batch import PackedTexts, Refusal, Reject, TextBatch, too_long
 
 __all__ = ["TextReader"]
+
+WHITESPACE = b" \t\n\v\f\r"
+Piece = bytes | bytearray
 
 
 class TextReader(DelimitedReader):
@@ -50,17 +53,9 @@ class TextReader(DelimitedReader):
 
     def decode(self, data: bytes | bytearray, num_bytes: int, position: int, line: int) -> TextBatch:
         """Decode all documents at once, or each on its own if one of them is refused."""
-        pieces: list[bytes | bytearray] = [*data[:num_bytes].split(self.delimiter)]
-        positions = np.zeros(len(pieces), np.int64)
-        np.cumsum([len(piece) + len(self.delimiter) for piece in pieces[:-1]], out=positions[1:])
-        positions += position
-        if position == 0:
-            pieces[0] = pieces[0].removeprefix(BYTE_ORDER_MARK)
-        if not pieces[-1]:
-            pieces.pop()
-            positions = positions[:-1]
-        num_lines = len(pieces)
-        lines = np.arange(line, line + num_lines) if self.delimiter == b"\n" else np.full(num_lines, -1)
+        pieces, starts, numbers, num_lines = self._cut(data, num_bytes, BYTE_ORDER_MARK if position == 0 else b"")
+        positions = starts + position
+        lines = numbers + line if self.delimiter == b"\n" else np.full(len(pieces), -1)
         if self._lines:
             pieces = [piece.removesuffix(b"\r") for piece in pieces]
             wanted = [index for index, piece in enumerate(pieces) if piece.strip()]
@@ -84,6 +79,26 @@ class TextReader(DelimitedReader):
                 texts.append(document)
                 good.append(index)
         return TextBatch(texts, positions[good], self._kept(len(texts)), rejects, num_lines, lines=lines[good])
+
+    def _cut(self, data: bytes | bytearray, num_bytes: int, mark: bytes) -> tuple[list[Piece], Places, Places, int]:
+        """Return the pieces, their starts and numbers, and the number of all pieces: blank lines may be left out.
+
+        `mark` is a prefix that is not text.
+        """
+        pieces: list[Piece]
+        if self._lines and (filled := find_filled_lines(data, num_bytes, WHITESPACE)):
+            starts, stops, numbers, num_lines = filled
+            pieces = [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+            if len(starts) and not starts[0]:
+                pieces[0] = pieces[0].removeprefix(mark)
+            return pieces, starts, numbers, num_lines
+        pieces = [*data[:num_bytes].split(self.delimiter)]
+        starts = np.zeros(len(pieces), np.int64)
+        np.cumsum([len(piece) + len(self.delimiter) for piece in pieces[:-1]], out=starts[1:])
+        pieces[0] = pieces[0].removeprefix(mark)
+        if not pieces[-1]:
+            pieces.pop()
+        return pieces, starts[: len(pieces)], np.arange(len(pieces)), len(pieces)
 
     def _read_whole(self, stream: ByteStream) -> Iterator[TextBatch]:
         held, num_bytes = bytearray(), 0

@@ -272,9 +272,8 @@ class _StreamCutter:
 
 def _count_byte(data: bytes, byte: bytes) -> int:
     """Count a byte at 6 to 13 GB/s; `bytes.count` reaches 3."""
-    if data.count(byte, 0, 8192) > 16:
-        return int(np.count_nonzero(np.frombuffer(data, np.uint8) == byte[0]))
-    count, at = 0, data.find(byte)
-    while at >= 0:
+    count, at = data.count(byte, 0, 8192), data.find(byte, 8192)
+    most = count + len(data) // 512 if count <= 16 else -1
+    while at >= 0 and count < most:
         count, at = count + 1, data.find(byte, at + 1)
-    return count
+    return count + (int(np.count_nonzero(np.frombuffer(data[at:], np.uint8) == byte[0])) if at >= 0 else 0)
