@@ -191,9 +191,10 @@ def test_a_stream_that_is_read_again_after_a_kill_is_not_finished_by_its_unconfi
         tokenize_here(path, out, **flags)
     # A kill after the stream was read up to the damage, and before the last task was published.
     Journal(out).end_stream(0, numbers, path.stat().st_mtime_ns)
-    (out / ".tasks" / f"00000-{numbers[-1]:04d}.json").unlink()
-    # The next attempt publishes that task with text of the damaged frame, and does not come to its end either.
+    (out / ".tasks" / f"00000-{numbers[-1]:04d}.json").unlink(missing_ok=True)
+    # The next attempt may publish that task with text of the damaged frame, and does not come to its end either.
     with pytest.raises(tm.DataError):
         tokenize_here(path, out, **flags)
+    assert Journal(out).ended_stream(0) is None
     tokenize_here(path, out, on_error="skip", **flags)
     assert snapshot(out) == snapshot(new.path)
