@@ -347,7 +347,7 @@ MISTAKES = [
     ("engines a.jsonl --tokenizer bytes --plot no/x.png", 2, "--plot no/x.png: there is no directory no"),
     ("strategies b.jsonl --tokenizer bytes", 2, "input b.jsonl does not exist"),
     ("strategies a.jsonl --tokenizer ./nowhere", 2, "--tokenizer ./nowhere: no such file or directory"),
-    ("workers a.jsonl --tokenizer broken", 1, "tokenizer.json cannot be loaded"),
+    ("workers a.jsonl --tokenizer broken", 1, "tokenizer.json: cannot be loaded"),
     ("workers a.jsonl --tokenizer bytes --max-workers 0", 2, "--max-workers 0 must be at least 1"),
     ("engines a.jsonl --tokenizer bytes --repeat 0", 2, "--repeat 0 must be at least 1"),
     ("engines a.jsonl --tokenizer bytes --max-mb 0", 2, "--max-mb 0 must be above 0"),

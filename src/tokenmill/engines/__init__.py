@@ -7,10 +7,13 @@ returns the fastest engine that is known to implement the structure of a tokeniz
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Literal
 
+import msgspec
+
+from tokenmill.engines._checks import check_added, check_function, find_patterns, try_encoding
 from tokenmill.engines.base import Engine, SpecialTokens
 from tokenmill.engines.tokenizer import Tokenizer, load_tokenizer, open_tokenizer
 from tokenmill.errors import UsageError
@@ -78,7 +81,10 @@ def choose(tokenizer: Tokenizer, engine: str = "auto", special_tokens: SpecialTo
         raise UsageError(f"--engine {engine} is not one of auto, {', '.join(ENGINES)}")
     if engine not in ("auto", "gigatoken", reference):
         raise UsageError(f"--engine {engine} cannot load {name}; use auto, gigatoken or {reference}")
+    if tokenizer.kind == "huggingface":
+        check_function(tokenizer.shown, tokenizer.config)
     if engine == reference:
+        _try_reference(tokenizer, special_tokens)
         return EngineChoice(reference, reference, named=True)
     if tokenizer.kind == "bytes":
         if engine == "gigatoken":
@@ -88,7 +94,30 @@ def choose(tokenizer: Tokenizer, engine: str = "auto", special_tokens: SpecialTo
 
     reason = why_not(tokenizer, special_tokens)
     if reason is None:
+        _try_rest(tokenizer)
         return EngineChoice("gigatoken", reference, named=engine == "gigatoken")
     if engine == "gigatoken":
         raise UsageError(f"--engine gigatoken cannot be used for {name}: {reason}; use --engine auto")
+    _try_reference(tokenizer, special_tokens)
     return EngineChoice(reference, reference, note=f"gigatoken is not used for {name}: {reason}")
+
+
+def _try_reference(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
+    """Refuse a tokenizer that its library cannot load or use, or whose added tokens have other ids there.
+
+    The other kinds were tried when they were loaded, because only their libraries can read them.
+    """
+    if tokenizer.kind == "huggingface":
+        engine = create("huggingface", tokenizer, special_tokens)
+        check_added(tokenizer.shown, tokenizer.config, tokenizer.open_library())
+        try_encoding(tokenizer.shown, engine.encode, tokenizer.vocab_size, find_patterns(tokenizer.config))
+
+
+def _try_rest(tokenizer: Tokenizer) -> None:
+    """Let the library read what is not checked for the fast engine: everything but vocabulary and merges.
+
+    Loading those, too, would take a quarter of a second for 128,000 tokens, before anything else can start.
+    """
+    if tokenizer.kind == "huggingface":
+        config = {**tokenizer.config, "model": {**tokenizer.config["model"], "vocab": {}, "merges": []}}
+        replace(tokenizer, files={tokenizer.main_file: msgspec.json.encode(config)}).open_library()

@@ -214,8 +214,8 @@ def _check_byte_fallback(model: Config) -> None:
 
 
 def _check_normalizer(normalizer: Config | None) -> None:
-    for step in _steps(normalizer):
-        if step not in (None, {"type": "NFC"}):
+    for step in [] if normalizer is None else _steps(normalizer):
+        if step != {"type": "NFC"}:
             raise _NotEligible(f"its normalizer is {step['type']}; only NFC is known to agree")
 
 

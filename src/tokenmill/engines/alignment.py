@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.engines._guard import guarded
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.decoder import Decoder
 from tokenmill.engines.tokenizer import Tokenizer
@@ -68,7 +69,8 @@ class Aligner:
         if self._tokenizer.kind == "sentencepiece":
             pieces = self._library.encode(text, out_type="immutable_proto").pieces
             return [piece.id for piece in pieces], [(piece.begin, piece.end) for piece in pieces]
-        encoding = self._library.encode(text, add_special_tokens=False)
+        with guarded(self._tokenizer.shown, "cannot encode a text"):
+            encoding = self._library.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     @cached_property

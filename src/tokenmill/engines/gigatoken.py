@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from tokenmill.engines._disputes import DisputeFilter, Ranges, disputed_ranges
 from tokenmill.engines._eligibility import disputed_ranges_of, engine_config, refuses
+from tokenmill.engines._guard import PanicError, guarded
 from tokenmill.engines._piece_models import model_config, refuses_model
 from tokenmill.engines._split import cut_between_words, has_gap
 from tokenmill.engines.base import Engine, SpecialTokens
@@ -54,7 +55,8 @@ class GigatokenEngine(Engine):
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
         self._tokenizer, self._special_tokens = tokenizer, special_tokens
         self._load = _loader(tokenizer, special_tokens)
-        self._backend = self._load()
+        with guarded(tokenizer.shown):
+            self._backend = self._load()
         self._disputes = _dispute_filter(tokenizer, self._backend)
         is_by_words = tokenizer.kind == "tiktoken" or (
             tokenizer.kind == "huggingface" and not tokenizer.config["model"].get("byte_fallback")
@@ -66,11 +68,10 @@ class GigatokenEngine(Engine):
         """Encode each text, and encode it again with the reference if the two may differ."""
         source = _buffer(texts) if isinstance(texts, PackedTexts) and self.takes_packed else list(texts)
         try:
-            encoded = self._backend.encode_batch(source, parallel=False)
-        except (Exception, KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException:
-            # A Rust panic is not an `Exception`, and leaves the tokenizer unusable.
+            with guarded(self._tokenizer.shown, "cannot encode a text"):
+                encoded = self._backend.encode_batch(source, parallel=False)
+        except PanicError:
+            # A Rust panic leaves the tokenizer unusable.
             self.recycle()
             self.num_rerouted += len(texts)
             return self.reference.encode(texts)

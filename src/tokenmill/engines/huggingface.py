@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from tokenmill.engines._guard import guarded
 from tokenmill.engines._split import cut_between_words, splits_words
 from tokenmill.engines.base import Engine, SpecialTokens
 from tokenmill.engines.tokenizer import Tokenizer
-from tokenmill.errors import DataError
 from tokenmill.text_batch import TokenBatch
 
 __all__ = ["HuggingFaceEngine", "open_library"]
@@ -26,10 +26,8 @@ class HuggingFaceEngine(Engine):
     memory_per_character = 130
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
-        try:
-            self._backend = tokenizer.open_library(special_tokens)
-        except Exception as error:
-            raise DataError(tokenizer.name, f"tokenizer.json cannot be loaded: {error}") from None
+        self._file = tokenizer.shown
+        self._backend = tokenizer.open_library(special_tokens)
         self._splits_words = splits_words(tokenizer)
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
@@ -38,7 +36,8 @@ class HuggingFaceEngine(Engine):
         if os.environ.get("TOKENIZERS_PARALLELISM") != parallelism:
             # The library reads the environment at every call, and another engine may have changed it.
             os.environ["TOKENIZERS_PARALLELISM"] = parallelism
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        with guarded(self._file, "cannot encode a text"):
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return TokenBatch.from_lists([encoding.ids for encoding in encodings])
 
     def split(self, text: str, size: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tokenmill.engines._guard import guarded
 from tokenmill.engines.base import Engine, SpecialTokens
 from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.text_batch import TokenBatch
@@ -21,8 +22,9 @@ class SentencePieceEngine(Engine):
     memory_per_character = 100
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
-        self._processor = tokenizer.open_library()
+        self._file, self._processor = tokenizer.shown, tokenizer.open_library()
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
         """Encode each text. Control pieces such as `<s>` in a text are plain text."""
-        return TokenBatch.from_lists(self._processor.encode(list(texts), num_threads=1))
+        with guarded(self._file, "cannot encode a text"):
+            return TokenBatch.from_lists(self._processor.encode(list(texts), num_threads=1))

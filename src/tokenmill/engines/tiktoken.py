@@ -11,10 +11,13 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tokenmill.engines._checks import check_ids, try_encoding
+from tokenmill.engines._guard import guarded
 from tokenmill.engines.base import Engine, SpecialTokens
 from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.errors import DataError, MissingDependencyError, UsageError
@@ -38,13 +41,14 @@ class TiktokenEngine(Engine):
     memory_per_character = 60
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
-        encoding = tokenizer.open_library()
+        self._file, encoding = tokenizer.shown, tokenizer.open_library()
         as_tokens = partial(encoding.encode, allowed_special="all")
         self._encode = encoding.encode_ordinary if special_tokens == "as-text" else as_tokens
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
         """Encode each text, with special-token strings as text or as tokens."""
-        return TokenBatch.from_lists([self._encode(text) for text in texts])
+        with guarded(self._file, "cannot encode a text"):
+            return TokenBatch.from_lists([self._encode(text) for text in texts])
 
 
 def load_named(name: str) -> Tokenizer:
@@ -66,34 +70,69 @@ def load_named(name: str) -> Tokenizer:
     return _tokenizer(name, f"{name}.tiktoken", _dump_ranks(encoding._mergeable_ranks), definition)
 
 
-def load_ranks(name: str, main_file: str, files: dict[str, bytes]) -> Tokenizer:
+def load_ranks(name: str, path: Path, files: dict[str, bytes]) -> Tokenizer:
     """Load a `.tiktoken` file, which the `tiktoken.json` beside it or its own name defines."""
-    if "tiktoken.json" in files:
+    main_file = path.name
+    if "tiktoken.json" not in files:
+        definition = _published_definition(main_file, _parse_ranks(str(path), files[main_file]))
+        return _tokenizer(name, main_file, files[main_file], definition, path)
+    beside = str(path.with_name("tiktoken.json"))
+    try:
         definition = msgspec.json.decode(files["tiktoken.json"], type=EncodingDefinition)
-    else:
-        definition = _published_definition(main_file, files[main_file])
-    return _tokenizer(name, main_file, files[main_file], definition)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(
+            beside, f"is not a description of an encoding, which has name, pattern and special_tokens: {error}"
+        ) from None
+    check_ids(beside, definition.special_tokens)
+    return _tokenizer(name, main_file, files[main_file], definition, path)
 
 
-def _tokenizer(name: str, main_file: str, ranks: bytes, definition: EncodingDefinition) -> Tokenizer:
+def _tokenizer(
+    name: str, main_file: str, ranks: bytes, definition: EncodingDefinition, source: Path | None = None
+) -> Tokenizer:
     files = {main_file: ranks, "tiktoken.json": msgspec.json.encode(definition)}
-    specials = definition.special_tokens
-    tokenizer = Tokenizer(name, "tiktoken", main_file, files, 0, specials, None, specials.get("<|endoftext|>"), False)
-    return replace(tokenizer, vocab_size=open_encoding(tokenizer).n_vocab)
+    specials, eos = definition.special_tokens, definition.special_tokens.get("<|endoftext|>")
+    tokenizer = Tokenizer(name, "tiktoken", main_file, files, 0, specials, None, eos, False, source)
+    _check_ranks(tokenizer.shown, _parse_ranks(tokenizer.shown, ranks), specials)
+    encoding = open_encoding(tokenizer)
+    with guarded(tokenizer.shown):
+        size = encoding.n_vocab
+    try_encoding(
+        tokenizer.shown,
+        lambda texts: TokenBatch.from_lists(list(map(encoding.encode_ordinary, texts))),
+        size,
+        [definition.pattern],
+    )
+    return replace(tokenizer, vocab_size=size)
 
 
 def open_encoding(tokenizer: Tokenizer) -> Any:
     """Load a tokenizer into tiktoken."""
     definition = msgspec.json.decode(tokenizer.files["tiktoken.json"], type=EncodingDefinition)
-    return _import_tiktoken().Encoding(
-        name=definition.name,
-        pat_str=definition.pattern,
-        mergeable_ranks=_parse_ranks(tokenizer.main_file, tokenizer.files[tokenizer.main_file]),
-        special_tokens=definition.special_tokens,
-    )
+    ranks = _parse_ranks(tokenizer.shown, tokenizer.files[tokenizer.main_file])
+    tiktoken = _import_tiktoken()
+    with guarded(tokenizer.shown):
+        return tiktoken.Encoding(
+            name=definition.name,
+            pat_str=definition.pattern,
+            mergeable_ranks=ranks,
+            special_tokens=definition.special_tokens,
+        )
 
 
-def _published_definition(main_file: str, ranks: bytes) -> EncodingDefinition:
+def _check_ranks(file: str, ranks: Mapping[bytes, int], specials: Mapping[str, int]) -> None:
+    """Refuse ranks that no store can hold or that two tokens have, and a file that lacks a byte."""
+    check_ids(file, ranks)
+    for byte in range(256):
+        if bytes([byte]) not in ranks:
+            raise DataError(file, f"has no rank for the byte 0x{byte:02X}, so texts that have it cannot be encoded")
+    ordinary = set(ranks.values())
+    for token, number in specials.items():
+        if number in ordinary:
+            raise DataError(file, f"has a token of rank {number}, which tiktoken.json gives to {token!r}")
+
+
+def _published_definition(main_file: str, parsed: dict[bytes, int]) -> EncodingDefinition:
     """Call tiktoken's own definition of the encoding, with these ranks in place of a download."""
     _import_tiktoken()
     from tiktoken_ext import openai_public
@@ -106,7 +145,6 @@ def _published_definition(main_file: str, ranks: bytes) -> EncodingDefinition:
             f"OpenAI's encodings ({', '.join(openai_public.ENCODING_CONSTRUCTORS)}); put a tiktoken.json with "
             "name, pattern and special_tokens beside it"
         )
-    parsed = _parse_ranks(main_file, ranks)
     download = openai_public.load_tiktoken_bpe
     openai_public.load_tiktoken_bpe = lambda *_args, **_kwargs: parsed
     try:
@@ -116,13 +154,13 @@ def _published_definition(main_file: str, ranks: bytes) -> EncodingDefinition:
     return EncodingDefinition(name, arguments["pat_str"], dict(arguments["special_tokens"]))
 
 
-def _parse_ranks(main_file: str, data: bytes) -> dict[bytes, int]:
+def _parse_ranks(file: str, data: bytes) -> dict[bytes, int]:
     try:
         return {
             base64.b64decode(token): int(rank) for token, rank in (line.split() for line in data.splitlines() if line)
         }
     except ValueError:
-        raise DataError(main_file, "is not a .tiktoken file: expected lines of a base64 token and its rank") from None
+        raise DataError(file, "is not a .tiktoken file: expected lines of a base64 token and its rank") from None
 
 
 def _dump_ranks(ranks: Mapping[bytes, int]) -> bytes:

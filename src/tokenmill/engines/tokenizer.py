@@ -10,15 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from tokenmill.engines._checks import check_config, check_sequence, try_encoding
+from tokenmill.engines._guard import guarded
 from tokenmill.errors import DataError, MissingDependencyError, UsageError
 from tokenmill.files import write_durably
+from tokenmill.text_batch import TokenBatch
 
 __all__ = ["Tokenizer", "load_tokenizer", "open_tokenizer"]
 
@@ -48,6 +51,11 @@ class Tokenizer:
     source: Path | None = field(default=None, repr=False, compare=False)
     """The file from which another process can read it; None if there is none, or if there are several."""
 
+    @property
+    def shown(self) -> str:
+        """The main file, for messages."""
+        return str(self.source) if self.source is not None else f"{self.name} ({self.main_file})"
+
     @cached_property
     def sha256(self) -> str:
         """A hash of the main file, without the settings beside it: it identifies the vocabulary."""
@@ -56,7 +64,7 @@ class Tokenizer:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The parsed `tokenizer.json`; empty for other kinds."""
-        return _parse_json(self.name, self.files[self.main_file]) if self.kind == "huggingface" else {}
+        return _parse_json(self.shown, self.files[self.main_file]) if self.kind == "huggingface" else {}
 
     @cached_property
     def chat_template(self) -> str | None:
@@ -114,14 +122,15 @@ class Tokenizer:
         """Load the tokenizer into its reference library."""
         model = self.files[self.main_file]
         if self.kind == "sentencepiece":
-            return _open_sentencepiece(model)
+            return _open_sentencepiece(model, self.shown)
         if self.kind == "tiktoken":
             from tokenmill.engines.tiktoken import open_encoding
 
             return open_encoding(self)
         from tokenmill.engines.huggingface import open_library
 
-        return open_library(model, special_tokens)
+        with guarded(self.shown):
+            return open_library(model, special_tokens)
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
@@ -190,40 +199,39 @@ def _from_file(path: Path, name: str | None = None) -> Tokenizer:
             files[side] = beside.read_bytes()
     name = name or (path.parent.name if path.name in {"tokenizer.json", "tokenizer.model"} else path.stem) or path.stem
     if path.suffix == ".model":
-        return replace(_from_sentencepiece(name, path.name, files), source=path)
+        return _from_sentencepiece(name, path, files)
     if path.suffix == ".tiktoken":
         from tokenmill.engines.tiktoken import load_ranks
 
-        return load_ranks(name, path.name, files)
+        return load_ranks(name, path, files)
     if path.suffix == ".json":
         try:
             return _from_huggingface(name, path, files)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise DataError(path.name, f"is not a tokenizer.json: {type(error).__name__} {error}") from None
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise DataError(str(path), f"is not a tokenizer.json: {type(error).__name__} {error}") from None
     raise UsageError(f"--tokenizer {path}: expected a tokenizer.json, a .model or a .tiktoken file")
 
 
 def _from_huggingface(name: str, path: Path, files: dict[str, bytes]) -> Tokenizer:
     main_file = path.name
-    config = _parse_json(main_file, files[main_file])
+    config = _parse_json(str(path), files[main_file], strict=True)
     model = config.get("model")
-    if not isinstance(model, dict) or "vocab" not in model:
-        raise DataError(main_file, "is not a tokenizer.json: it has no model with a vocabulary")
-    vocab = model["vocab"]
-    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
-    added = config.get("added_tokens") or []
-    vocab_size = 1 + max(max(ids, default=-1), max((t["id"] for t in added), default=-1))
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), (dict, list)):
+        raise DataError(str(path), "is not a tokenizer.json: it has no model with a vocabulary")
+    check_config(str(path), config)
+    vocab, added = model["vocab"], config.get("added_tokens") or []
+    numbered = vocab if isinstance(vocab, dict) else {piece[0]: i for i, piece in enumerate(vocab)}
+    vocab_size = 1 + max(max(numbered.values(), default=-1), max((t["id"] for t in added), default=-1))
     specials = {t["content"]: t["id"] for t in added if t.get("special")}
-    lookup = {t["content"]: t["id"] for t in added}
-    if isinstance(vocab, dict):
-        lookup = {**vocab, **lookup}
+    lookup = {**numbered, **{t["content"]: t["id"] for t in added}}
     side = _side_settings(files)
     leading, trailing = _post_processor_tokens(config.get("post_processor"))
-    bos = _first_known([side.get("bos_token"), *leading], lookup)
-    eos = _first_known([side.get("eos_token"), *reversed(trailing)], lookup)
+    check_sequence(str(path), [*leading, *trailing], lookup)
+    bos = _first_known([side.get("bos_token"), *(token for token, _ in leading)], lookup)
+    eos = _first_known([side.get("eos_token"), *(token for token, _ in reversed(trailing))], lookup)
     adds_bos = bool(leading) or (side.get("add_bos_token") is True and bos is not None)
     if leading:
-        bos = lookup.get(leading[0], bos)
+        bos = lookup[leading[0][0]]
     files = {"tokenizer.json" if key == main_file else key: data for key, data in files.items()}
     tokenizer = Tokenizer(name, "huggingface", "tokenizer.json", files, vocab_size, specials, bos, eos, adds_bos, path)
     # Parsing takes as long as everything else together, so the property returns what was parsed here.
@@ -231,26 +239,30 @@ def _from_huggingface(name: str, path: Path, files: dict[str, bytes]) -> Tokeniz
     return tokenizer
 
 
-def _from_sentencepiece(name: str, main_file: str, files: dict[str, bytes]) -> Tokenizer:
-    processor = _open_sentencepiece(files[main_file], main_file)
+def _from_sentencepiece(name: str, path: Path, files: dict[str, bytes]) -> Tokenizer:
+    main_file, shown = path.name, str(path)
+    processor = _open_sentencepiece(files[main_file], shown)
     size = int(processor.vocab_size())
-    specials = {processor.id_to_piece(i): i for i in range(size) if processor.is_control(i)}
+    try:
+        pieces = processor.id_to_piece(list(range(size)))
+    except UnicodeDecodeError as error:
+        raise DataError(shown, f"has a piece that is not UTF-8: {error.object!r}") from None
+    specials = {piece: i for i, piece in enumerate(pieces) if processor.is_control(i)}
     bos, eos = (i if i >= 0 else None for i in (int(processor.bos_id()), int(processor.eos_id())))
     adds_bos = _side_settings(files).get("add_bos_token") is True and bos is not None
+    try_encoding(shown, lambda texts: TokenBatch.from_lists(processor.encode(texts, num_threads=1)), size)
     files = {"tokenizer.model" if key == main_file else key: data for key, data in files.items()}
-    return Tokenizer(name, "sentencepiece", "tokenizer.model", files, size, specials, bos, eos, adds_bos)
+    return Tokenizer(name, "sentencepiece", "tokenizer.model", files, size, specials, bos, eos, adds_bos, path)
 
 
-def _open_sentencepiece(model: bytes, file: str = "tokenizer.model") -> Any:
+def _open_sentencepiece(model: bytes, file: str) -> Any:
     try:
         import sentencepiece
     except ImportError:
         raise MissingDependencyError("a SentencePiece .model", "sentencepiece") from None
     processor = sentencepiece.SentencePieceProcessor()
-    try:
+    with guarded(file, "is not a SentencePiece model"):
         processor.LoadFromSerializedProto(model)
-    except Exception:
-        raise DataError(file, "is not a SentencePiece model") from None
     return processor
 
 
@@ -266,7 +278,11 @@ def _side_settings(files: Mapping[str, bytes]) -> dict[str, Any]:
     return merged
 
 
-def _post_processor_tokens(processor: Any) -> tuple[list[str], list[str]]:
+_Surrounding = list[tuple[Any, Any]]
+"""Tokens that a post-processor adds, with the ids that it gives them; None for one without an id of its own."""
+
+
+def _post_processor_tokens(processor: Any) -> tuple[_Surrounding, _Surrounding]:
     """Return the special tokens that a post-processor puts before and after a single text."""
     if not isinstance(processor, dict):
         return [], []
@@ -274,17 +290,18 @@ def _post_processor_tokens(processor: Any) -> tuple[list[str], list[str]]:
         pairs = [_post_processor_tokens(p) for p in processor.get("processors", [])]
         return [t for lead, _ in pairs for t in lead], [t for _, trail in pairs for t in trail]
     if processor.get("type") in {"BertProcessing", "RobertaProcessing"}:
-        return [processor["cls"][0]], [processor["sep"][0]]
+        return [tuple(processor["cls"])], [tuple(processor["sep"])]
     if processor.get("type") != "TemplateProcessing":
         return [], []
-    leading: list[str] = []
-    trailing: list[str] = []
+    leading: _Surrounding = []
+    trailing: _Surrounding = []
     side = leading
     for piece in processor.get("single", []):
         if "Sequence" in piece:
             side = trailing
         elif "SpecialToken" in piece:
-            side.append(piece["SpecialToken"]["id"])
+            described = (processor.get("special_tokens") or {})[piece["SpecialToken"]["id"]]
+            side += zip(described["tokens"], described["ids"], strict=True)
     return leading, trailing
 
 
@@ -292,15 +309,20 @@ def _first_known(tokens: Iterable[Any], lookup: Mapping[str, int]) -> int | None
     return next((lookup[t] for t in tokens if isinstance(t, str) and t in lookup), None)
 
 
-def _parse_json(name: str, data: bytes) -> dict[str, Any]:
+def _parse_json(name: str, data: bytes, *, strict: bool = False) -> dict[str, Any]:
+    """Parse a file; `strict` refuses what the tokenizers library cannot read."""
     try:
         parsed = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if strict:
+            raise DataError(name, f"is not valid JSON in UTF-8 ({error})") from None
         # The standard library also reads a byte order mark, UTF-16 and lone surrogates.
         try:
             parsed = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(name, f"is not valid JSON ({error})") from None
+    except RecursionError:
+        raise DataError(name, "is nested too deeply for a tokenizer file") from None
     if not isinstance(parsed, dict):
         raise DataError(name, "is JSON but not an object; expected a tokenizer file")
     return parsed

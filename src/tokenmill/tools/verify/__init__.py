@@ -18,7 +18,7 @@ import msgspec
 
 from tokenmill.arguments import is_remote
 from tokenmill.display import Advance, ignore_progress
-from tokenmill.engines import open_tokenizer
+from tokenmill.engines import choose, open_tokenizer
 from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.machine import usable_cores
 from tokenmill.pipeline.journal.attempts import RunInfo
@@ -212,8 +212,10 @@ def _check_tokenizer(store: Path, manifest: Manifest) -> Iterator[str]:
     described = manifest.tokenizer
     try:
         tokenizer = open_tokenizer(store / "tokenizer", described.name)
+        # A run refuses a tokenizer that is no function, or that its library contradicts.
+        choose(tokenizer)
     except (TokenmillError, OSError) as error:
-        yield f"{store / 'tokenizer'} cannot be loaded ({error}); {RESTORE}"
+        yield f"{store / 'tokenizer'} cannot be used ({error}); {RESTORE}"
         return
     if (tokenizer.sha256, tokenizer.vocab_size) != (described.sha256, described.vocab_size):
         yield f"{store / 'tokenizer'} holds another tokenizer than {MANIFEST} describes; {RESTORE}"

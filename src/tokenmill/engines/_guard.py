@@ -1,0 +1,94 @@
+"""Errors of tokenizer libraries as one sentence that names the file.
+
+A panic of a Rust library prints its own lines to descriptor 2 and raises an exception that is no `Exception`;
+SentencePiece prints, too. So descriptor 2 is redirected during each call of a library; what was printed is dropped if
+the call fails, because the sentence has it, and written out otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from tokenmill.errors import DataError, TokenmillError
+from tokenmill.text_batch import shorten
+
+__all__ = ["PanicError", "guarded"]
+
+
+class PanicError(DataError):
+    """A library gave up in the middle of its work; it should never do that, whatever the text."""
+
+
+class _Redirection:
+    """Descriptor 2 goes to a file as long as at least one thread is in a library."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0
+        self._saved = -1
+        self._file: BinaryIO | None = None
+        os.register_at_fork(after_in_child=self._start_anew)
+
+    def enter(self) -> None:
+        with self._lock:
+            self._depth += 1
+            if self._depth > 1:
+                return
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+            try:
+                self._saved = os.dup(2)
+            except OSError:
+                # A program may run without descriptor 2.
+                self._saved = -1
+                return
+            os.dup2(self._file.fileno(), 2)
+
+    def leave(self, *, drop: bool) -> None:
+        with self._lock:
+            self._depth -= 1
+            if self._depth or self._saved < 0 or self._file is None:
+                return
+            os.dup2(self._saved, 2)
+            os.close(self._saved)
+            if self._file.tell():
+                self._file.seek(0)
+                printed = self._file.read()
+                self._file.seek(0)
+                self._file.truncate()
+                if not drop:
+                    os.write(2, printed)
+
+    def _start_anew(self) -> None:
+        """Share neither lock nor file with the process that was forked."""
+        if self._depth and self._saved >= 0:
+            os.dup2(self._saved, 2)
+        self._lock, self._depth, self._file = threading.Lock(), 0, None
+
+
+_redirection = _Redirection()
+
+
+@contextmanager
+def guarded(file: str, what: str = "cannot be loaded") -> Iterator[None]:
+    """Call a library with a tokenizer from `file`; whatever it raises leaves as a `DataError` about that file."""
+    _redirection.enter()
+    has_failed = True
+    try:
+        yield
+        has_failed = False
+    except (TokenmillError, MemoryError, OSError, ImportError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        kind = DataError if isinstance(error, Exception) else PanicError
+        raise kind(file, f"{what}: {shorten(reason)}") from None
+    finally:
+        _redirection.leave(drop=has_failed)
