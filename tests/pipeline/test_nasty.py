@@ -400,3 +400,85 @@ def test_another_text_key_reads_the_file_with_another_column(nasty: Path, tmp_pa
         nasty / "wrong_column.parquet", tmp_path / "out", tokenizer="bytes", text_key="body", workers=1
     )
     assert store.num_documents == 50
+
+
+def _without_text(count: int) -> bytes:
+    return _lines(*(b'{"content": "text %d", "url": "x"}' % number for number in range(count)))
+
+
+FIELDS = "no field 'text'; the record has 'content', 'url'. Pass --text-key content"
+
+
+@pytest.mark.parametrize("kind", ["none", "zst"])
+@pytest.mark.parametrize("task_bytes", [1 << 22, 6_000])
+def test_a_field_that_no_record_of_a_file_has_stops_a_run_that_skips(
+    kind: str, task_bytes: int, tmp_path: Path
+) -> None:
+    (tmp_path / "good.jsonl").write_bytes(_lines(ONE, TWO))
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_bytes(compress(_without_text(1000) + b"broken\n", kind))
+    for _ in range(2):
+        with pytest.raises(tm.DataError) as caught:
+            tokenize_here(
+                [str(tmp_path / "good.jsonl"), str(wrong)], tmp_path / "out", tokenizer="bytes", on_error="skip",
+                task_bytes=task_bytes, workers=1,
+            )  # fmt: skip
+        assert str(caught.value) == f"{wrong}: no record that was read has the text: {FIELDS}"
+        assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_parquet_file_without_the_column_stops_a_run_that_skips(tmp_path: Path) -> None:
+    (tmp_path / "good.jsonl").write_bytes(_lines(ONE, TWO))
+    (tmp_path / "wrong.parquet").write_bytes(_parquet(pa.array(["x"] * 10), "body"))
+    with pytest.raises(tm.DataError, match=r"wrong\.parquet: no record .* no column 'text'.* Pass --text-key body"):
+        tokenize_here(
+            sorted(map(str, tmp_path.iterdir())), tmp_path / "out", tokenizer="bytes", on_error="skip", workers=1
+        )
+
+
+def test_records_without_the_field_are_rejects_where_others_have_it_or_they_are_few(tmp_path: Path) -> None:
+    contents = {
+        "few.jsonl": _without_text(9),
+        "good.jsonl": _lines(ONE),
+        "late.jsonl": _without_text(2000) + _lines(ONE),
+        "null.jsonl": _without_text(2000) + _lines(b'{"text": null}'),
+    }
+    for name, data in contents.items():
+        (tmp_path / name).write_bytes(data)
+    paths = [str(tmp_path / name) for name in contents]
+    store = tokenize_here(paths, tmp_path / "out", tokenizer="bytes", on_error="skip", workers=1)
+    assert store.manifest.rejects == {"missing-field": 4009, "null-text": 1}
+    assert store.manifest.num_documents == 2
+
+
+def test_the_first_ten_thousand_records_show_that_a_field_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "late.jsonl").write_bytes(_without_text(40_000) + _lines(ONE))
+    with pytest.raises(tm.DataError, match="no record that was read has the text"):
+        tokenize_here(tmp_path / "late.jsonl", tmp_path / "out", tokenizer="bytes", on_error="skip", workers=1)
+
+
+def test_a_run_that_rejects_every_document_publishes_no_store(tmp_path: Path) -> None:
+    path, out = tmp_path / "a.jsonl", tmp_path / "out"
+    path.write_bytes(_lines(b"broken", b'{"text": null}') + _without_text(3))
+    flags = ["tokenize", path, "-o", out, "--tokenizer", "bytes", "--on-error", "skip"]
+    runs = [tokenmill(*flags), tokenmill(*flags), tokenmill("finish", out)]
+    for done in runs:
+        assert done.returncode == 1
+        said = sentence(done)
+        assert "all 5 documents were rejected, 3 of them as missing-field, so there is no store" in said
+        assert FIELDS in said
+        assert not (out / "manifest.json").exists()
+    done = tokenmill(*flags, "--text-key", "content", "--overwrite")
+    assert done.returncode == 0
+    assert "5 in = 3 out + 2 rejects" in done.stdout
+
+
+def test_the_last_rank_says_that_every_document_was_rejected(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_bytes(_without_text(5))
+    flags: dict[str, Any] = {"tokenizer": "bytes", "on_error": "skip", "workers": 1, "world_size": 2, "task_bytes": 200}
+    inputs = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    assert tm.tokenize(inputs, tmp_path / "out", rank=0, **flags) is None
+    with pytest.raises(tm.TokenmillError, match="all 10 documents were rejected, 10 of them as missing-field"):
+        tm.tokenize(inputs, tmp_path / "out", rank=1, **flags)
+    assert not (tmp_path / "out" / "manifest.json").exists()

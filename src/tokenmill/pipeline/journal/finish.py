@@ -19,7 +19,7 @@ import msgspec
 
 from tokenmill.arguments import is_remote
 from tokenmill.engines import Tokenizer
-from tokenmill.errors import StoreError
+from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.files import sync_directory, write_durably
 from tokenmill.pipeline.input_file import InputFile, check_unchanged
 from tokenmill.pipeline.journal.attempts import read_attempts, write_run_file
@@ -143,6 +143,7 @@ def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Man
     gate = journal.gate()
     if gate is None:
         raise StoreError(f"{journal.folder} has no result of the parity gate; run the same tokenize command again")
+    _check_any_kept(journal, records, saved.plan.inputs)
     journal.sweep_all(records)
     store = journal.store
     rejects: Counter[str] = Counter()
@@ -188,6 +189,24 @@ def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Man
     journal.remove()
     sweep_locks(store)
     return msgspec.json.decode(data, type=Manifest)
+
+
+def _check_any_kept(journal: Journal, records: list[TaskRecord], inputs: list[InputFile]) -> None:
+    """Raise if every document was rejected: an empty store would look like a success."""
+    rejects: Counter[str] = Counter()
+    for record in records:
+        rejects.update(record.rejects)
+    if not rejects or any(record.shards for record in records):
+        return
+    reason = min(rejects, key=lambda name: (-rejects[name], name))
+    path = next(journal.rejects_path(record.name) for record in records if reason in record.rejects)
+    with path.open("rb") as lines:
+        stored = (msgspec.json.decode(line, type=StoredReject) for line in lines)
+        first = next(reject for reject in stored if reject.reason == reason)
+    raise TokenmillError(
+        f"all {sum(rejects.values()):,} documents were rejected, {rejects[reason]:,} of them as {reason}, so there is "
+        f"no store; {inputs[first.input].shown}: {first.detail}; with other flags, run again with --overwrite"
+    )
 
 
 def finish_store(store: str | Path) -> Manifest:

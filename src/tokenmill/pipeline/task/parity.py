@@ -28,12 +28,13 @@ from tokenmill.formatting import show_safely
 from tokenmill.pipeline.input_file import InputFile, Render, Span, read_span
 from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.task.runner import surround
+from tokenmill.pipeline.task.text_field import TextField
 from tokenmill.readers import reader_for
 from tokenmill.readers.base import ReadOptions
 from tokenmill.remote.paths import input_path
 from tokenmill.store.manifest import ParityInfo
 from tokenmill.supervision.renderer import Renderer
-from tokenmill.text_batch import PackedTexts
+from tokenmill.text_batch import PackedTexts, TextBatch
 
 __all__ = ["GateResult", "Preview", "Sample", "mismatches", "run_gate", "take_sample"]
 
@@ -123,7 +124,10 @@ def run_gate(job: Job, engine: Engine) -> GateResult:
             reference = create(reference_name, tokenizer, job.settings.policy.special_tokens, threads=True)
             # The reference releases the GIL, so it runs while this thread reads documents.
             differing_awkward = pool.submit(mismatches, engine, reference, awkward)
-        found = take_sample(job.inputs, job.settings.reading, engine.split, renderer.render if renderer else None)
+        render = renderer.render if renderer else None
+        # A run that fails at the first bad record says where it is.
+        skips = job.on_error != "fail"
+        found = take_sample(job.inputs, job.settings.reading, engine.split, render, checks_field=skips)
         if renderer is not None:
             _check_trained(renderer)
         compared = []
@@ -218,15 +222,23 @@ def _preview(job: Job, engine: Engine, tokenizer: Tokenizer, documents: list[Doc
     return Preview(middle.join(map(show_safely, texts)), ids, len(tokens))
 
 
-def take_sample(inputs: list[InputFile], options: ReadOptions, split: Split, render: Render | None = None) -> Sample:
+def take_sample(
+    inputs: list[InputFile],
+    options: ReadOptions,
+    split: Split,
+    render: Render | None = None,
+    *,
+    checks_field: bool = False,
+) -> Sample:
     """Sample at least 1,000 documents and 2 MB, round-robin over the inputs; all documents if there are fewer.
 
-    `split` cuts a long document between tokens, so that it can be compared piece by piece.
+    `split` cuts a long document between tokens, so that it can be compared piece by piece. With `checks_field`, a file
+    without the text field raises `DataError`.
     """
     sample, long = Sample(), _LongDocuments(split)
     num_read, most_whole_bytes = 0, HELD_BYTES
     seen_keys: set[str] = set()
-    for text in _read_round_robin(inputs, options, render, seen_keys):
+    for text in _read_round_robin(inputs, options, render, seen_keys, checks_field):
         num_read += len(text)
         if len(text) <= LONG_DOCUMENT:
             sample.add(Document([text]))
@@ -282,7 +294,7 @@ def _take_parts(text: str) -> Document:
 
 
 def _read_round_robin(
-    inputs: list[InputFile], options: ReadOptions, render: Render | None, seen_keys: set[str]
+    inputs: list[InputFile], options: ReadOptions, render: Render | None, seen_keys: set[str], checks_field: bool
 ) -> Iterator[str]:
     """Yield one text from each of 32 spans, then the next from each; another span replaces an exhausted one.
 
@@ -294,7 +306,8 @@ def _read_round_robin(
     readers: deque[Iterator[str]] = deque()
     while True:
         while len(readers) < SPANS_AT_ONCE and (span := next(spans, None)) is not None:
-            readers.append(_texts(inputs[span.input], span, options, render, seen_keys))
+            field = TextField(inputs[span.input], span) if checks_field else None
+            readers.append(_texts(inputs[span.input], span, options, render, seen_keys, field))
         if not readers:
             return
         text = next(readers[0], None)
@@ -338,14 +351,27 @@ def _bit_reversed(count: int) -> Iterator[int]:
 
 
 def _texts(
-    file: InputFile, span: Span, options: ReadOptions, render: Render | None, seen_keys: set[str]
+    file: InputFile,
+    span: Span,
+    options: ReadOptions,
+    render: Render | None,
+    seen_keys: set[str],
+    text_field: TextField | None,
 ) -> Iterator[str]:
+    for batch in _readable(read_span(file, span, options, render)):
+        if text_field is not None:
+            text_field.look(batch)
+        for index, key in enumerate(options.keep_keys):
+            if key not in seen_keys and any(row[index] is not None for row in batch.kept or ()):
+                seen_keys.add(key)
+        yield from batch.texts
+    if text_field is not None:
+        text_field.end()
+
+
+def _readable(batches: Iterator[TextBatch]) -> Iterator[TextBatch]:
     try:
-        for batch in read_span(file, span, options, render):
-            for index, key in enumerate(options.keep_keys):
-                if key not in seen_keys and any(row[index] is not None for row in batch.kept or ()):
-                    seen_keys.add(key)
-            yield from batch.texts
+        yield from batches
     except DataError:
         # The task that reads this file reports the damage.
         return

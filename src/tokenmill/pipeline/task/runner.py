@@ -29,6 +29,7 @@ from tokenmill.pipeline.plan.tasks import Task
 from tokenmill.pipeline.settings import TokenPolicy
 from tokenmill.pipeline.task.output import TaskOutput
 from tokenmill.pipeline.task.streams import read_spool
+from tokenmill.pipeline.task.text_field import TextField
 from tokenmill.store.shard import DTYPES, dtype_for
 from tokenmill.supervision.masks import Weights, assemble, weigh_tokens
 from tokenmill.text_batch import IntArray, PackedTexts, Reject, TextBatch, TokenBatch, check_range
@@ -120,6 +121,7 @@ class TaskRunner:
             batches = read_spool(file, task, reading, render)
         else:
             batches = read_span(file, span, reading, render, confirmed_only=confirmed_only)
+        field = TextField(file, span) if self.job.on_error != "fail" else None
         clock = time.perf_counter()
         for batch in batches:
             stages = Stages(parse=time.perf_counter() - clock - batch.read_seconds)
@@ -130,6 +132,8 @@ class TaskRunner:
             tokens, lengths, weights = self._encode(batch, output, stages)
             for reject in sorted(batch.rejects, key=lambda reject: reject.position):
                 output.reject(span.input, reject)
+            if field is not None:
+                field.look(batch)
             clock = time.perf_counter()
             output.append(span.input, batch, tokens, lengths, weights)
             stages.write = time.perf_counter() - clock
@@ -138,6 +142,8 @@ class TaskRunner:
             stages.num_documents, stages.num_tokens = len(batch.texts), len(tokens)
             report(stages)
             clock = time.perf_counter()
+        if field is not None:
+            field.end()
 
     def _encode(
         self, batch: TextBatch, output: TaskOutput, stages: Stages
