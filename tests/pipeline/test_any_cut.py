@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.running import compress, rejects_of, sources_of, texts_of, tokenize_here
+from tokenmill.errors import TokenmillError
 
 texts = st.text(st.sampled_from('ab é日😀\\"\n'), max_size=60)
 good_lines = st.builds(
@@ -65,7 +68,8 @@ def test_a_run_finds_what_a_simple_reader_finds(
             paths[number].write_bytes(compress(data, kind))
             expected += read_simply(data, number)
         expected = expected[:limit]
-        store = tokenize_here(
+        run = partial(
+            tokenize_here,
             [str(path) for path in paths],
             Path(folder) / "out",
             tokenizer="bytes",
@@ -75,6 +79,11 @@ def test_a_run_finds_what_a_simple_reader_finds(
             val_fraction=val_fraction,
             workers=workers,
         )
+        if expected and all(text is None for *_, text in expected):
+            with pytest.raises(TokenmillError, match=r"documents were rejected|no record that was read has the text"):
+                run()
+            return
+        store = run()
         found: list[tuple[int, int, str]] = []
         for split, info in store.manifest.splits.items():
             if info.shards:

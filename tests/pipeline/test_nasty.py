@@ -355,7 +355,8 @@ def good_documents(nasty: Path) -> dict[str, int]:
 def test_skip_gives_the_documents_that_the_readme_counts(
     task_bytes: int, nasty: Path, good_documents: dict[str, int], tmp_path: Path
 ) -> None:
-    names = [name for name in sorted(good_documents) if task_bytes > 300 or name not in LARGE]
+    left_out = ("wrong_column.parquet", "int_column.parquet", *(LARGE if task_bytes == 300 else ()))
+    names = [name for name in sorted(good_documents) if name not in left_out]
     store = tm.tokenize(
         [str(nasty / name) for name in names],
         tmp_path / "out",
@@ -371,7 +372,11 @@ def test_skip_gives_the_documents_that_the_readme_counts(
     places: dict[str, list[tuple[str, int | None]]] = {}
     for row in rejects_of(store.path):
         places.setdefault(row["file"], []).append((row["reason"], _place(row)))
-    assert places == {name: [(reason, line) for line in lines] for name, (reason, lines) in LINES.items()}
+    expected = {name: LINES[name] for name in LINES if name in names}
+    assert places == {name: [(reason, line) for line in lines] for name, (reason, lines) in expected.items()}
+    for name in ("wrong_column.parquet", "int_column.parquet"):
+        with pytest.raises(tm.DataError, match=f"{name}: no record that was read has the text"):
+            tokenize_here(nasty / name, tmp_path / name, tokenizer="bytes", on_error="skip", task_bytes=task_bytes)
 
 
 def test_sound_files_of_the_readme_need_no_skipping(
