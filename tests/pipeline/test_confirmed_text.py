@@ -175,6 +175,7 @@ def test_input_without_a_checksum_is_named_once(tmp_path: Path) -> None:
     done = tokenmill("tokenize", tmp_path, "-o", tmp_path / "out", "--tokenizer", "bytes")
     assert done.stderr.count("zstd without a checksum") == 1
     assert "0.jsonl.zst and 2 more" in done.stderr
+    assert "unchecked    3 compressed inputs without a checksum\n" in done.stdout
     sound = tmp_path / "sound"
     sound.mkdir()
     (sound / "a.jsonl.zst").write_bytes(_zstd(jsonl(["text"])))

@@ -378,6 +378,10 @@ def test_limit_counts_the_rows_that_damage_hides(limit: int, task_bytes: str, tm
     found = set(texts_of(store))
     assert found <= set(texts[:limit])
     assert set(texts[:limit]) - found <= set(texts[100:200]), "damage costs rows of its own group only"
+    again = tokenize_here(
+        path, tmp_path / "again", tokenizer="bytes", limit=limit, task_bytes=task_bytes, on_error="skip"
+    )
+    assert snapshot(again.path) == snapshot(store.path)
 
 
 def test_val_fraction_sends_equal_texts_to_one_side_and_depends_on_the_seed(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ class Outcome:
     """How much of the whole run is done, if this was a rank of it."""
     num_own: int = 0
     """The number of finished tasks of this rank."""
+    num_unchecked: int = 0
+    """The number of compressed inputs without a checksum."""
 
 
 @overload
@@ -233,7 +235,8 @@ def _conclude(prepared: Prepared, journal: Journal, state: RunState, observer: O
         observer.mark_failed(str(_describe_error(error, journal.store)))
         raise
     num_own = 0 if manifest or completion is None else sum(map(membership(state.part), completion.done))
-    return Outcome(manifest, observer, journal.share, completion, num_own)
+    num_unchecked = sum(file.lacks_checksum for file in prepared.files)
+    return Outcome(manifest, observer, journal.share, completion, num_own, num_unchecked)
 
 
 def _finish_plan(

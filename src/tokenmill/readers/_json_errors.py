@@ -89,18 +89,22 @@ def _explain_no_text(record: dict[str, Any], parts: tuple[str, ...]) -> Refusal:
             return Refusal("missing-field", _suggest(record, key))
         value = value[name]
     if value is None:
-        return Refusal("null-text", shorten(f"field {key!r} is null"))
-    return Refusal("not-a-string", shorten(f"field {key!r} is {_KINDS[type(value)]}, not a string"))
+        return Refusal("null-text", shorten(f"field {key!r} is null; {_name_fields(record)}"))
+    problem = f"field {key!r} is {_KINDS[type(value)]}, not a string"
+    return Refusal("not-a-string", shorten(f"{problem}; {_name_fields(record)}"))
+
+
+def _name_fields(record: dict[str, Any]) -> str:
+    if not record:
+        return "the record is empty"
+    shown = ", ".join(repr(shorten(name, 24)) for name in list(record)[:KEYS_SHOWN])
+    more = f" and {len(record) - KEYS_SHOWN} more" if len(record) > KEYS_SHOWN else ""
+    return f"the record has {shown}{more}"
 
 
 def _suggest(record: dict[str, Any], key: str) -> str:
     """Name the fields of the record, and suggest the one with the longest string as the text."""
-    if not record:
-        return f"no field {key!r}; the record is empty"
-    shown = ", ".join(repr(shorten(name, 24)) for name in list(record)[:KEYS_SHOWN])
-    if len(record) > KEYS_SHOWN:
-        shown += f" and {len(record) - KEYS_SHOWN} more"
-    detail = f"no field {key!r}; the record has {shown}"
+    detail = f"no field {key!r}; {_name_fields(record)}"
     strings = {
         f"{name}{inner}": text
         for name, value in record.items()

@@ -65,6 +65,8 @@ def _rows(outcome: Outcome, manifest: Manifest) -> list[tuple[str, str]]:
         rows.append(("reference", f"{manifest.engine.num_rerouted:,} documents with disputed code points"))
     if manifest.special_tokens.num_parsed:
         rows.append(("parsed", f"{manifest.special_tokens.num_parsed:,} special tokens from strings in texts"))
+    if outcome.num_unchecked:
+        rows.append(("unchecked", f"{plural(outcome.num_unchecked, 'compressed input')} without a checksum"))
     moment = observer.snapshot
     if moment is not None and moment.num_text_bytes:
         speed = f"{moment.text_per_second / 1e6:.0f} MB/s, {moment.tokens_per_second / 1e6:.1f}M tokens/s"
