@@ -24,6 +24,7 @@ __all__ = [
     "create_durably",
     "detect_compression",
     "fingerprint",
+    "make_directory",
     "sync_directory",
     "write_durably",
 ]
@@ -251,6 +252,14 @@ def _write_beside(path: Path, data: bytes) -> Path:
         temporary.unlink(missing_ok=True)
         raise
     return temporary
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory and those above it; after a power failure, what is synced inside can still be reached."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync_directory(folder.parent)
 
 
 def sync_directory(path: Path) -> None:

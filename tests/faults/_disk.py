@@ -29,7 +29,9 @@ class Operation:
     @classmethod
     def from_line(cls, line: str, root: Path) -> Operation:
         kind, path, other, inode, offset, data = line.split("\t")
-        inside = [PurePath(name).relative_to(root) if name.startswith(f"{root}") else PurePath() for name in (path, other)]
+        inside = [
+            PurePath(name).relative_to(root) if name.startswith(f"{root}") else PurePath() for name in (path, other)
+        ]
         return cls(kind, inside[0], inside[1], int(inode), int(offset), bytes.fromhex(data))
 
 

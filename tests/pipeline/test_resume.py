@@ -539,3 +539,91 @@ def test_an_overwrite_that_was_killed_half_way_can_be_done_again(tmp_path: Path)
     (out / ".tasks" / "00000-0001.json").write_text("{}")
     tokenize_here(path, out, tokenizer="bytes", task_bytes=TASK_BYTES, workers=1)
     assert snapshot(out) == expected
+
+
+# What a power failure may leave: `tests/faults/power_cuts.py` tries all of it, these are what it found.
+
+
+@pytest.fixture
+def with_rejects(tmp_path: Path) -> Stopped:
+    """An unfinished store one of whose finished tasks has rejects."""
+    stopped = Stopped(tmp_path / "stopped")
+    stopped.folder.mkdir()
+    data = jsonl(make_texts(4, 3)) + b"broken\n" + jsonl(make_texts(20, 4)) + b"broken\n"
+    (stopped.folder / "a.jsonl").write_bytes(data)
+    stopped.flags |= {"on_error": "skip"}
+    with pytest.raises(tm.TokenmillError, match="more than --max-errors 1"):
+        stopped.run(max_errors=1)
+    assert list((stopped.out / ".tasks").glob("*.rejects.jsonl"))
+    return stopped
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, 30)], ids=["lost", "truncated"])
+def test_a_task_whose_rejects_are_gone_is_done_again(damage: Callable[[Path], None], with_rejects: Stopped) -> None:
+    damage(next((with_rejects.out / ".tasks").glob("*.rejects.jsonl")))
+    with_rejects.run()
+    assert [row["line"] for row in rejects_of(with_rejects.out)] == [5, 26]
+    fresh = tokenize_here(with_rejects.inputs, with_rejects.folder.parent / "fresh", **with_rejects.flags)
+    assert snapshot(fresh.path) == snapshot(with_rejects.out)
+
+
+def order_of_events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Record which names appear and vanish, and which directories are synced, from now on."""
+    events: list[tuple[str, str]] = []
+    fsync, replace, unlink, mkdir = os.fsync, os.replace, os.unlink, os.mkdir
+
+    def path_of(descriptor: int) -> str:
+        return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    def record(kind: str, function: Callable[..., Any], name: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*arguments: Any, **options: Any) -> Any:
+            events.append((kind, str(name(*arguments))))
+            return function(*arguments, **options)
+
+        return recorded
+
+    monkeypatch.setattr(os, "fsync", record("sync", fsync, path_of))
+    monkeypatch.setattr(os, "replace", record("rename", replace, lambda _, target: target))
+    monkeypatch.setattr(os, "unlink", record("unlink", unlink, lambda path, **_: path))
+    monkeypatch.setattr(os, "mkdir", record("mkdir", mkdir, lambda path, *_: path))
+    return events
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names of descriptors are in /proc")
+
+
+@needs_proc
+def test_directories_above_a_new_store_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, out = tmp_path / "a.jsonl", tmp_path / "new" / "deep" / "out"
+    path.write_bytes(jsonl(["one"]))
+    events = order_of_events(monkeypatch)
+    tokenize_here(path, out, tokenizer="bytes")
+    for folder in (out, *list(out.parents)[:2]):
+        assert events.index(("sync", str(folder.parent))) > events.index(("mkdir", str(folder)))
+
+
+@needs_proc
+def test_rejects_are_durable_before_the_entry_of_their_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, out = tmp_path / "a.jsonl", tmp_path / "out"
+    path.write_bytes(jsonl(["one"]) + b"broken\n")
+    events = order_of_events(monkeypatch)
+    tokenize_here(path, out, tokenizer="bytes", on_error="skip")
+    names = [(kind, Path(name).name) for kind, name in events]
+    renamed = names.index(("rename", "00000-0000.rejects.jsonl"))
+    assert ("sync", ".tasks") in names[renamed : names.index(("rename", "00000-0000.json"))]
+
+
+@needs_proc
+def test_an_overwrite_makes_the_end_of_the_manifest_durable_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = tmp_path / "a.jsonl", tmp_path / "out"
+    path.write_bytes(jsonl(["one"]))
+    tokenize_here(path, out, tokenizer="bytes")
+    events = order_of_events(monkeypatch)
+    tokenize_here(path, out, tokenizer="bytes", seed=1, overwrite=True)
+    marked = events.index(("mkdir", str(out / ".tasks")))
+    gone = events.index(("unlink", str(out / "manifest.json")))
+    shard = events.index(("unlink", str(out / "train" / "shard-00000-0000.bin")))
+    assert ("sync", str(out)) in events[marked:gone]
+    assert ("sync", str(out)) in events[gone:shard]

@@ -25,6 +25,7 @@ from tokenmill.engines import load_tokenizer
 from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.executors import create
 from tokenmill.executors.base import Executor
+from tokenmill.files import make_directory
 from tokenmill.inputs.dataset_objects import DatasetRows, find_text_key, is_dataset, staged
 from tokenmill.pipeline import PRELOAD
 from tokenmill.pipeline.input_file import check_unchanged, explain_checksums, explain_formats
@@ -330,7 +331,7 @@ def _prepare_directory(prepared: Prepared) -> Manifest | None:
         if manifest is not None:
             return manifest
     try:
-        store.mkdir(parents=True, exist_ok=True)
+        make_directory(store)
         present = {path.name for path in store.iterdir()}
         if not os.access(store, os.W_OK):
             raise StoreError(f"{store} cannot be written; choose another directory with -o")

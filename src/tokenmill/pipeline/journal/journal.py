@@ -52,6 +52,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_documents_in: int
     num_bytes: int
     rejects: dict[str, int]
+    reject_bytes: int | None = None
+    """The size of the file of its rejects; None in entries of tokenmill 0.1."""
     num_lines: int
     counts_lines: bool
     """Whether lines of its rejects count from the start of its span; lines of earlier tasks must be added."""
@@ -240,12 +242,14 @@ class Journal:
             (self.store / name).unlink(missing_ok=True)
 
     def is_whole(self, record: TaskRecord) -> bool:
-        """Whether all shard files of a task exist with the right sizes."""
-        files = file_sizes(record.shards.values()).items()
+        """Whether all shard files of a task, and the file of its rejects, exist with the right sizes."""
+        files = file_sizes(record.shards.values())
+        if record.rejects and record.reject_bytes is not None:
+            files[f"{self.folder.name}/{self.rejects_path(record.name).name}"] = record.reject_bytes
         if self.mirror is not None:
-            return all(self.mirror.has(name, size) for name, size in files)
+            return all(self.mirror.has(name, size) for name, size in files.items())
         try:
-            return all((self.store / name).stat().st_size == size for name, size in files)
+            return all((self.store / name).stat().st_size == size for name, size in files.items())
         except OSError:
             return False
 

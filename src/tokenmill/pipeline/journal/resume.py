@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.errors import StoreError
+from tokenmill.files import sync_directory
 from tokenmill.pipeline.counts import Counts
 from tokenmill.pipeline.input_file import InputFile
 from tokenmill.pipeline.journal.journal import Journal, SavedPlan, TaskRecord
@@ -235,13 +236,17 @@ def _show(value: Any) -> str:
 def _erase(store: Path) -> None:
     """Remove a store, the manifest first, so that an interrupted removal leaves nothing that looks finished.
 
-    The journal is removed last: a directory without journal or manifest would not count as a token store.
+    The folder of the journal stays: a directory without journal or manifest would not count as a token store. Each of
+    the two syncs keeps a power failure from undoing what the steps after it rely on.
     """
     journal = store / ".tasks"
     if any((store / name).exists() for name in (MANIFEST, ".tasks")):
         journal.mkdir(exist_ok=True)
+        sync_directory(store)
     (journal / "plan.json").unlink(missing_ok=True)
-    for name in (MANIFEST, "run.json", "rejects.jsonl"):
+    (store / MANIFEST).unlink(missing_ok=True)
+    sync_directory(store)
+    for name in ("run.json", "rejects.jsonl"):
         (store / name).unlink(missing_ok=True)
     for split in ("train", "val"):
         for path in (store / split).glob("shard-*"):
@@ -249,4 +254,8 @@ def _erase(store: Path) -> None:
         with suppress(OSError):
             (store / split).rmdir()
     shutil.rmtree(store / "tokenizer", ignore_errors=True)
-    shutil.rmtree(journal, ignore_errors=True)
+    for path in journal.glob("*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

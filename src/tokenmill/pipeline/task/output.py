@@ -44,7 +44,7 @@ class TaskOutput:
         self._writers: dict[str, ShardWriter] = {}
         self._rejects: Counter[str] = Counter()
         self._reject_file: Any = None
-        self._num_documents = self._num_lines = self._num_bytes = 0
+        self._num_documents = self._num_lines = self._num_bytes = self._reject_bytes = 0
 
     def append(
         self,
@@ -93,7 +93,7 @@ class TaskOutput:
             self._reject_file = path.open("wb")
         line = reject.line + self.task.first_line if reject.line >= 0 else -1
         stored = StoredReject(input=input, **(msgspec.structs.asdict(reject) | {"line": line}))
-        self._reject_file.write(msgspec.json.encode(stored) + b"\n")
+        self._reject_bytes += self._reject_file.write(msgspec.json.encode(stored) + b"\n")
 
     def reject_damage(self, damage: Refusal) -> None:
         """Record that the stream is damaged after the last document of this task."""
@@ -117,6 +117,7 @@ class TaskOutput:
             num_documents_in=self._num_documents + sum(self._rejects.values()),
             num_bytes=self._num_bytes,
             rejects=dict(sorted(self._rejects.items())),
+            reject_bytes=self._reject_bytes,
             num_lines=self._num_lines,
             counts_lines=self.task.spool is None and len(self.task.spans) == 1,
             num_rerouted=num_rerouted,
@@ -152,12 +153,14 @@ def publish_task(journal: Journal, record: TaskRecord, run: str) -> None:
 
     `run` is the suffix of their temporary names. A process may publish files that another process made.
     """
-    for split, shard in record.shards.items():
-        publish_shard(journal.store, shard, run)
-        sync_directory(journal.store / split)
     if record.rejects:
         path = str(journal.rejects_path(record.name))
         os.replace(f"{path}.{run}.tmp", path)  # noqa: PTH105
+        # The entry is in the same directory; without this, it might survive a power failure alone.
+        sync_directory(journal.folder)
+    for split, shard in record.shards.items():
+        publish_shard(journal.store, shard, run)
+        sync_directory(journal.store / split)
     journal.commit(record)
 
 
