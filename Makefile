@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The newest torch that is published with CPU wheels for every supported Python.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test coverage lint types check format test-kills test-faults test-interop test-browser test-train test-slurm test-ray test-ceph test-azure test-engines bench clean
+.PHONY: demo test coverage lint types check format test-kills test-faults test-sanitizers test-soak fuzz test-interop test-browser test-train test-slurm test-ray test-ceph test-azure test-engines bench clean
 
 demo: $(VENV)/base
 	$(BIN)/tokenmill demo
@@ -41,6 +41,10 @@ test-kills: $(VENV)/all
 # Every fault that a run or a loader must survive (tests/faults/README.md), under 30 minutes on 2 cores; prints a table.
 test-faults: $(VENV)/all
 	$(BIN)/python tests/faults/run.py
+
+# The tests of the C code with AddressSanitizer and UndefinedBehaviorSanitizer compiled into it, in build/sanitizers; prints a tally.
+test-sanitizers: $(VENV)/all
+	$(BIN)/python tests/faults/sanitizers.py
 
 # Stores and exports read by the other projects' own readers, and what these write read here, each in an environment of its own.
 test-interop: $(VENV)/all

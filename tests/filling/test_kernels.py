@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -33,7 +34,7 @@ def test_where_there_is_a_compiler_the_loops_are_compiled() -> None:
 
 def test_the_environment_can_leave_them_out() -> None:
     program = "from tokenmill.filling import kernels; print(kernels.compiled)"
-    environment = {"TOKENMILL_COMPILED": "0", "PYTHONPATH": str(Path(tm.__file__).parents[1])}
+    environment = {**os.environ, "TOKENMILL_COMPILED": "0", "PYTHONPATH": str(Path(tm.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "None"
 
@@ -171,6 +172,85 @@ def test_pieces_that_do_not_fit_are_refused(memory: Any, edges: list[int], lengt
         )
     with pytest.raises(ValueError, match="not as many lengths as indices"):
         kernels.compiled.copy_pieces(np.array([0, 1]), indices, np.array([1]), -100, 2, None, inputs[:1], targets[:1])
+
+
+@needs_compiled
+@settings(max_examples=300, deadline=None)
+@given(
+    edges=st.lists(st.integers(-2, 6), max_size=5),
+    lengths=st.lists(st.one_of(st.integers(-2, 9), st.sampled_from([2**31, 2**62, -(2**63)])), max_size=6),
+    places=st.none() | st.lists(st.integers(-1, 4), max_size=5),
+    shape=st.tuples(st.integers(0, 5), st.integers(0, 12)),
+    stored=st.sampled_from([np.uint16, np.int32]),
+    kind=st.sampled_from([np.int64, np.int32]),
+)
+def test_any_pieces_are_joined_as_they_should_be_or_refused(
+    edges: list[int], lengths: list[int], places: list[int] | None, shape: tuple[int, int], stored: Any, kind: Any
+) -> None:
+    memory = np.arange(9, dtype=stored)
+    inputs, targets = np.full(shape, -7, kind), np.full(shape, -7, kind)
+    indices = np.full(len(lengths), index_of(memory))
+    rows = None if places is None else np.array(places, np.int64)
+    expected = expected_pieces(edges, lengths, places, shape)
+    arguments = np.array(edges, np.int64), indices, np.array(lengths, np.int64), -100, memory.itemsize, rows
+    try:
+        kernels.compiled.copy_pieces(*arguments, inputs, targets)
+    except (ValueError, IndexError):
+        assert expected is None
+        assert (inputs == -7).all() and (targets == -7).all()
+    else:
+        assert expected is not None
+        assert inputs.tolist() == expected[0] and targets.tolist() == expected[1]
+
+
+def expected_pieces(
+    edges: list[int], lengths: list[int], places: list[int] | None, shape: tuple[int, int]
+) -> tuple[list[list[int]], list[list[int]]] | None:
+    """What `copy_pieces` writes if every piece is 0, 1, 2, ...; None if it must refuse."""
+    num_rows, seq_len = shape
+    numbers = list(range(len(edges) - 1)) if places is None else places
+    if not edges or len(numbers) != len(edges) - 1 or not all(0 <= place < num_rows for place in numbers):
+        return None
+    if sorted(edges) != edges or edges[0] < 0 or edges[-1] > len(lengths):
+        return None
+    inputs, targets = ([[-7] * seq_len for _ in range(num_rows)] for _ in range(2))
+    for place, first, last in zip(numbers, edges, edges[1:], strict=False):
+        some = lengths[first:last]
+        if sum(some) > seq_len or min(some, default=0) < 0:
+            return None
+        padding = seq_len - sum(some)
+        inputs[place] = [token for length in some for token in range(length)] + [0] * padding
+        targets[place] = [token for length in some if length for token in [*range(1, length), -100]] + [-100] * padding
+    return inputs, targets
+
+
+@needs_compiled
+def test_calls_keep_no_reference_whether_they_succeed_or_not(memory: Any) -> None:
+    index, place = np.full(1, index_of(memory)), np.zeros(1, np.int64)
+    wrong, edges, length = np.full(1, 9), np.array([0, 1]), np.array([7])
+    inputs, targets = np.zeros((1, 7), np.int64), np.zeros((1, 7), np.int64)
+    ids, positions = np.ones(1, np.int32), np.zeros(7, np.int32)
+    calls: list[tuple[Any, tuple[Any, ...]]] = [
+        (kernels.compiled.copy_rows, (index, 2, place, inputs, targets)),
+        (kernels.compiled.copy_rows, (index, 2, wrong, inputs, targets)),
+        (kernels.compiled.copy_rows, (index, 3, place, inputs, targets)),
+        (kernels.compiled.copy_rows, (index, 2, place, inputs, None)),
+        (kernels.compiled.copy_pieces, (edges, index, length, -100, 2, place, inputs, targets)),
+        (kernels.compiled.copy_pieces, (edges, index, wrong, -100, 2, place, inputs, targets)),
+        (kernels.compiled.copy_pieces, (edges, index, edges, -100, 2, place, inputs, targets)),
+        (kernels.compiled.spread, (length, ids, positions, None)),
+        (kernels.compiled.spread, (wrong, ids, positions, positions)),
+        (kernels.compiled.spread, (length, ids, positions, 3)),
+    ]
+    objects = (index, place, wrong, edges, length, inputs, targets, ids, positions, None)
+    before = [sys.getrefcount(one) for one in objects]
+    for function, arguments in calls:
+        for _ in range(100):
+            with contextlib.suppress(ValueError, IndexError, TypeError):
+                function(*arguments)
+    after = [sys.getrefcount(one) for one in objects]
+    assert after[:-1] == before[:-1]
+    assert abs(after[-1] - before[-1]) < 100, "references to None, which other threads hold too"
 
 
 @needs_compiled
