@@ -7,6 +7,7 @@ bounded memory, so a shard is checked at about the speed of the disk.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.errors import StoreError
+from tokenmill.regular_files import open_regular
 from tokenmill.store.manifest import RESTORE, FileInfo, Manifest, ShardInfo
 from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES, index_lengths
 
@@ -55,9 +57,9 @@ def check_file(
     digest = xxhash.xxh3_64()
     buffer = memoryview(bytearray(min(PIECE_BYTES, max(1, expected.bytes))))
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path, buffering=0) as file:
             progress.add_file()
-            size = path.stat().st_size
+            size = os.fstat(file.fileno()).st_size
             if size != expected.bytes:
                 return [f"{path} has {size:,} bytes and the manifest says {expected.bytes:,}; {RESTORE}"]
             while count := _fill(file, buffer):
@@ -232,7 +234,7 @@ def _check_sources(path: Path, shard: ShardInfo, num_inputs: int) -> None:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with open_regular(path) as opened, pq.ParquetFile(opened) as file:
             num_rows = file.metadata.num_rows
             if num_rows != shard.num_documents:
                 raise StoreError(f"{path} has {num_rows:,} rows for {shard.num_documents:,} documents")

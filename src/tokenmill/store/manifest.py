@@ -7,6 +7,7 @@ field is a checksum of all other bytes, so that any flipped bit is found.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ import msgspec
 import xxhash
 
 from tokenmill.errors import StoreError
+from tokenmill.regular_files import MOST_JSON_BYTES, UnfitFile, open_regular
 
 __all__ = [
     "FORMAT_VERSION",
@@ -33,6 +35,7 @@ __all__ = [
     "encode_sealed",
     "hash_bytes",
     "read_manifest",
+    "read_sealed",
 ]
 
 FORMAT_VERSION = 1
@@ -41,6 +44,8 @@ RESTORE = "restore it, or tokenize again with --overwrite"
 """The remedy for a damaged file, as the end of an error message."""
 SEAL = b'{\n "checksum": "'
 HASH_CHARACTERS = 16
+SHORT_BYTES = 1 << 16
+_NOWHERE = {"", ".", ".."}
 
 
 class FileInfo(msgspec.Struct, frozen=True):
@@ -154,7 +159,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of a finished store."""
     path = folder / MANIFEST
     try:
-        data = path.read_bytes()
+        data = read_sealed(path)
     except FileNotFoundError:
         if not folder.is_dir():
             raise StoreError(
@@ -167,19 +172,41 @@ def read_manifest(folder: Path) -> Manifest:
             ) from None
         raise StoreError(f"{folder} is not a token store: it has no {MANIFEST}") from None
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from None
+        advice = f"; {RESTORE}" if isinstance(error, UnfitFile) else ""
+        raise StoreError(f"{path} cannot be read: {error.strerror}{advice}") from None
     return decode_manifest(data, path)
 
 
+def read_sealed(path: Path) -> bytes:
+    """Read a file that `encode_sealed` wrote; only the start of one that does not even begin like it."""
+    with open_regular(path, MOST_JSON_BYTES) as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(min(size, SHORT_BYTES))
+        if not start.startswith(SEAL):
+            return start
+        file.seek(0)
+        return file.read(min(size, MOST_JSON_BYTES))
+
+
 def decode_manifest(data: bytes, path: str | Path) -> Manifest:
-    """Decode and check the bytes of a manifest, its version first."""
-    try:
-        version = msgspec.json.decode(data, type=_Version).format_version
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} is damaged ({error}); {RESTORE}") from None
+    """Decode and check the bytes of a manifest: its version, its checksum, and that it names no file elsewhere."""
+    version = _decode(data, _Version, path).format_version
     if version != FORMAT_VERSION:
         raise StoreError(f"{path} has format version {version}; this tokenmill reads version {FORMAT_VERSION}")
-    return decode_sealed(data, Manifest, path)
+    manifest = decode_sealed(data, Manifest, path)
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    for what, names, may_nest in (
+        ("split", manifest.splits, False),
+        ("shard", [shard.name for shard in shards], True),
+        ("suffix", sorted({suffix for shard in shards for suffix in shard.files}), False),
+        ("file of the tokenizer", manifest.tokenizer.files, False),
+        ("file", manifest.files, True),
+    ):
+        for name in names:
+            parts = name.split("/")
+            if "\0" in name or not _NOWHERE.isdisjoint(parts) or (len(parts) > 1 and not may_nest):
+                raise StoreError(f"{path} names a {what} outside the store: {name!r}; {RESTORE}")
+    return manifest
 
 
 class _Version(msgspec.Struct):
@@ -197,15 +224,21 @@ def encode_sealed(document: msgspec.Struct) -> bytes:
 
 def decode_sealed(data: bytes, kind: type[SealedT], path: str | Path) -> SealedT:
     """Decode the output of `encode_sealed`; any other bytes are an error."""
-    try:
-        document = msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} is damaged ({error}); {RESTORE}") from None
+    document = _decode(data, kind, path)
     # The checksum at the start is that of all other bytes, so the document need not be encoded again.
     start, stop = len(SEAL), len(SEAL) + HASH_CHARACTERS
     if not data.startswith(SEAL) or data[start:stop] != hash_bytes(data[:start] + data[stop:]).encode():
         raise StoreError(f"{path} is damaged: its checksum does not match; {RESTORE}")
     return document
+
+
+def _decode(data: bytes, kind: type[SealedT], path: str | Path) -> SealedT:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} is damaged ({error}); {RESTORE}") from None
+    except RecursionError:
+        raise StoreError(f"{path} is damaged (it is nested too deeply); {RESTORE}") from None
 
 
 def hash_bytes(data: bytes) -> str:

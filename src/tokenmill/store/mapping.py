@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import StoreError
+from tokenmill.regular_files import regular_descriptor
 
 __all__ = ["MAX_MAPPINGS", "MappedFile", "everywhere", "let_go", "will_need", "windows_everywhere"]
 
@@ -50,9 +51,8 @@ class MappedFile:
         """Map a file of known size; `is_random` turns off the kernel's readahead."""
         self.address = 0
         self.num_bytes = num_bytes
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor, size = regular_descriptor(path)
         try:
-            size = os.fstat(descriptor).st_size
             if size != num_bytes:
                 raise StoreError(f"{path} has {size} bytes; the store says {num_bytes}")
             address = _libc.mmap(None, num_bytes, _READ, _SHARED, descriptor, 0)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.errors import StoreError
+from tokenmill.regular_files import open_regular
 from tokenmill.store.manifest import FileInfo, ShardInfo
 from tokenmill.text_batch import IntArray
 
@@ -179,7 +180,7 @@ class OutputFile:
 
     def append(self, path: str) -> None:
         """Append a whole file: inside the kernel if possible, without a copy if the file system can share blocks."""
-        with open(path, "rb", buffering=0) as source:  # noqa: PTH123 (one of many thousand shards)
+        with open_regular(path, buffering=0) as source:
             left = os.fstat(source.fileno()).st_size
             self._num_bytes += left
             try:
@@ -305,10 +306,11 @@ def index_lengths(path: Path, shard: ShardInfo, dtype: str) -> npt.NDArray[np.in
     """The document lengths in an `.idx`, after a check of its size and header."""
     code, _ = DTYPES[dtype]
     expected = INDEX_HEADER_BYTES + 20 * shard.num_documents + 8
-    if path.stat().st_size != expected:
-        raise StoreError(f"{path} has {path.stat().st_size} bytes; {shard.num_documents} documents need {expected}")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != expected:
+            raise StoreError(f"{path} has {size} bytes; {shard.num_documents} documents need {expected}")
         header = HEADER.unpack(file.read(INDEX_HEADER_BYTES))
-    if header != (MAGIC, 1, code, shard.num_documents, shard.num_documents + 1):
-        raise StoreError(f"{path} is not the index of a {dtype} shard of {shard.num_documents} documents")
-    return np.memmap(path, "<i4", mode="r", offset=INDEX_HEADER_BYTES, shape=(shard.num_documents,))
+        if header != (MAGIC, 1, code, shard.num_documents, shard.num_documents + 1):
+            raise StoreError(f"{path} is not the index of a {dtype} shard of {shard.num_documents} documents")
+        return np.memmap(file, "<i4", mode="r", offset=INDEX_HEADER_BYTES, shape=(shard.num_documents,))

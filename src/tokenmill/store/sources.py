@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import StoreError
+from tokenmill.regular_files import open_regular
 from tokenmill.store.documents import Documents
 
 __all__ = ["read_sources"]
@@ -34,7 +35,7 @@ def _read_rows(path: Path, numbers: list[int]) -> list[dict[str, Any]]:
     rows: dict[int, dict[str, Any]] = {}
     wanted = sorted(set(numbers))
     try:
-        with pq.ParquetFile(path) as file:
+        with open_regular(path) as opened, pq.ParquetFile(opened) as file:
             first = 0
             for group in range(file.metadata.num_row_groups):
                 stop = first + file.metadata.row_group(group).num_rows

@@ -7,7 +7,6 @@ large store opens quickly. `tokenmill verify` reads every byte.
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
@@ -22,15 +21,16 @@ from tokenmill.arguments import path_of, show, whole_number
 from tokenmill.engines.decoder import Decoder
 from tokenmill.engines.tokenizer import Tokenizer, open_tokenizer
 from tokenmill.errors import DataError, StoreError, UsageError
+from tokenmill.regular_files import UnfitFile, check_regular
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import MANIFEST, RESTORE, Manifest, ShardInfo, SplitInfo, read_manifest
 from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES, dtype_for
 from tokenmill.store.table import ShardCache, ShardTable
 from tokenmill.text_batch import IntArray
 
-__all__ = ["Split", "TokenSource", "TokenStore", "check_manifest", "check_vocabulary", "open_shards"]
+__all__ = ["Split", "TokenSource", "TokenStore", "check_inside", "check_manifest", "check_vocabulary", "open_shards"]
 
-_NOWHERE = {"", ".", ".."}
+TOKENIZER = "tokenizer"
 _NEEDED = {".bin", ".idx"}
 
 
@@ -124,8 +124,10 @@ class TokenStore(TokenSource):
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids, from the store's own copy."""
         self._fetch_tokenizer()
-        folder = self.path / "tokenizer"
+        folder = self.path / TOKENIZER
         try:
+            for path in sorted(folder.iterdir()):
+                check_inside(self.path, path)
             return open_tokenizer(folder, self.manifest.tokenizer.name)
         except DataError as error:
             raise StoreError(f"{folder} is damaged ({error}); {RESTORE}") from None
@@ -173,20 +175,18 @@ def check_manifest(store: Path, manifest: Manifest) -> None:
     if not manifest.splits:
         raise StoreError(f"{path} has no splits; {RESTORE}")
     names = [shard.name for split in manifest.splits.values() for shard in split.shards]
-    for name in names:
-        if "\0" in name or not _NOWHERE.isdisjoint(name.split("/")):
-            raise StoreError(f"{path} names a shard outside the store: {name!r}")
-    for folder in {name.rpartition("/")[0] for name in names}:
-        if not _is_inside(store, f"{store}/{folder}"):
-            raise StoreError(f"{store / folder} leads out of the store; copy its files into the store")
+    for folder in sorted({name.rpartition("/")[0] for name in names} | {TOKENIZER}):
+        check_inside(store, store / folder)
     if len(set(names)) < len(names):
         duplicate = Counter(names).most_common(1)[0][0]
         raise StoreError(f"{path} lists the shard {duplicate!r} twice; {RESTORE}")
 
 
-def _is_inside(store: Path, path: str) -> bool:
+def check_inside(store: Path, path: str | Path) -> None:
+    """Refuse a file or folder of a store that a link leads elsewhere: a store is complete, and holds nothing else."""
     root, real = os.path.realpath(store), os.path.realpath(path)
-    return real == root or real.startswith(f"{root}/")
+    if real != root and not real.startswith(f"{root}/"):
+        raise StoreError(f"{path} is a link that leads out of the store; copy what it leads to into the store")
 
 
 def open_shards(store: Path, shards: Sequence[ShardInfo], vocab_size: int, name: str) -> Documents:
@@ -227,18 +227,18 @@ def _check_shard(store: Path, stem: str, shard: ShardInfo, itemsize: int, *, is_
         raise StoreError(f"{stem}.idx is not the index of {shard.num_documents} documents, as the manifest says")
     if shard.num_tokens and not shard.num_documents:
         raise StoreError(f"{stem}.bin has {shard.num_tokens} tokens of no document; {RESTORE}")
-    for suffix in (".bin", ".idx") if is_local else ():
+    for suffix in sorted(shard.files.keys() & (_NEEDED | BESIDE.keys())) if is_local else ():
         path, expected = stem + suffix, shard.files[suffix].bytes
         try:
-            found = os.lstat(path)  # a Path for each of 60,000 files takes a second
-            if stat.S_ISLNK(found.st_mode):
-                if not _is_inside(store, path):
-                    raise StoreError(f"{path} is a link that leads out of the store; copy the file into the store")
-                found = os.stat(path)  # noqa: PTH116
+            if os.path.islink(path):  # noqa: PTH114 (a Path for each of 60,000 files takes a second)
+                check_inside(store, path)
+            size = check_regular(path)
+        except UnfitFile as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}; {RESTORE}") from None
         except (OSError, ValueError):
             raise StoreError(f"{path} is missing; {RESTORE}") from None
-        if found.st_size != expected:
-            raise StoreError(f"{path} has {found.st_size} bytes and the manifest says {expected}; {RESTORE}")
+        if size != expected:
+            raise StoreError(f"{path} has {size} bytes and the manifest says {expected}; {RESTORE}")
 
 
 def _as_ids(ids: npt.ArrayLike, vocab_size: int) -> list[int]:

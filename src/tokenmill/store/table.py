@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import StoreError
+from tokenmill.regular_files import regular_descriptor
 from tokenmill.store import mapping
 from tokenmill.store.manifest import RESTORE
 from tokenmill.store.mapping import MappedFile, everywhere, let_go, will_need
@@ -325,7 +326,7 @@ class ShardTable:
 def read_into(path: str, buffer: memoryview, offset: int) -> None:
     """Fill a buffer with the bytes of a local file from `offset` on."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor, _ = regular_descriptor(path)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from None
     try:

@@ -30,7 +30,8 @@ from tokenmill.pipeline.journal.locks import Holder, find_directory, find_holder
 from tokenmill.pipeline.journal.mirror import find_unentered, pulled
 from tokenmill.pipeline.plan.ranks import Share, divide, join_ranks
 from tokenmill.pipeline.plan.tasks import Plan
-from tokenmill.store.manifest import MANIFEST, Manifest, decode_sealed, read_manifest
+from tokenmill.regular_files import UnfitFile
+from tokenmill.store.manifest import MANIFEST, Manifest, decode_sealed, read_manifest, read_sealed
 
 __all__ = ["RankStatus", "Status", "read_status", "render_status"]
 
@@ -218,10 +219,10 @@ def _read_finished(folder: Path, manifest: Manifest) -> Status:
     attempts: list[AttemptInfo] = []
     notes = []
     try:
-        attempts = decode_sealed(path.read_bytes(), RunInfo, path).attempts
+        attempts = decode_sealed(read_sealed(path), RunInfo, path).attempts
     except FileNotFoundError:
         notes.append("no run.json: the history of the run is unknown")
-    except StoreError:
+    except (StoreError, UnfitFile):
         notes.append("run.json is damaged: the history of the run is unknown")
     shares = {attempt.share: attempt.last for attempt in attempts if attempt.share.world_size > 1}
     # If the number of ranks changed on the way, the ranks of the last number have resumed the work of the others.

@@ -28,7 +28,8 @@ from tokenmill.pipeline.input_file import InputFile
 from tokenmill.pipeline.journal.journal import Journal
 from tokenmill.pipeline.plan.budget import Budget
 from tokenmill.pipeline.plan.ranks import Share
-from tokenmill.store.manifest import decode_sealed, encode_sealed
+from tokenmill.regular_files import read_regular
+from tokenmill.store.manifest import decode_sealed, encode_sealed, read_sealed
 
 __all__ = ["AttemptInfo", "Moment", "Observer", "RunInfo", "read_attempts", "write_run_file"]
 
@@ -299,15 +300,15 @@ def _read_run_file(store: Path) -> RunInfo | None:
     """Read the run.json of a finished run; None while a run is unfinished, even if an earlier run left a file."""
     if not (store / ".tasks").is_dir():
         with suppress(OSError, StoreError):
-            return decode_sealed((store / "run.json").read_bytes(), RunInfo, store / "run.json")
+            return decode_sealed(read_sealed(store / "run.json"), RunInfo, store / "run.json")
     return None
 
 
 def _read_progress(path: Path) -> list[AttemptInfo]:
     """Read the attempts in a `progress.json`; an empty list if the file cannot be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=list[AttemptInfo])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return msgspec.json.decode(read_regular(path), type=list[AttemptInfo])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return []
 
 

@@ -27,6 +27,7 @@ from tokenmill.pipeline.journal.locks import sweep_locks, try_lock
 from tokenmill.pipeline.journal.mirror import Mirror, file_sizes
 from tokenmill.pipeline.plan.ranks import WHOLE, Share
 from tokenmill.pipeline.plan.tasks import Plan
+from tokenmill.regular_files import UnfitFile, read_regular
 from tokenmill.store.manifest import ParityInfo, ShardInfo, TokenizerInfo
 from tokenmill.text_batch import Reject
 
@@ -145,10 +146,11 @@ class Journal:
     def saved_plan(self) -> SavedPlan:
         """Read the saved plan of the run."""
         try:
-            return msgspec.json.decode((self.folder / "plan.json").read_bytes(), type=SavedPlan)
-        except (msgspec.MsgspecError, OSError) as error:
+            return msgspec.json.decode(read_regular(self.folder / "plan.json"), type=SavedPlan)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise StoreError(
-                f"{self.folder / 'plan.json'} is damaged ({error}); start again with --overwrite"
+                f"{self.folder / 'plan.json'} is damaged ({reason}); start again with --overwrite"
             ) from None
 
     def save_gate(self, record: GateRecord) -> None:
@@ -359,6 +361,6 @@ EntryT = TypeVar("EntryT", bound=msgspec.Struct)
 def _read(path: Path, kind: type[EntryT]) -> EntryT | None:
     """Read an entry; None if it is missing or damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (FileNotFoundError, msgspec.MsgspecError):
+        return msgspec.json.decode(read_regular(path), type=kind)
+    except (FileNotFoundError, UnfitFile, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

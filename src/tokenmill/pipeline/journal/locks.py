@@ -30,6 +30,7 @@ from tokenmill.errors import StoreError
 from tokenmill.files import write_durably
 from tokenmill.pipeline.journal.mirror import JOURNAL, Mirror
 from tokenmill.pipeline.plan.ranks import WHOLE, Share
+from tokenmill.regular_files import read_regular
 
 __all__ = [
     "SHARED",
@@ -58,6 +59,7 @@ SEEN_SECONDS = 5.0
 """How long a file may take to become visible on another machine."""
 SHARED = "it must be on storage that all machines of the cluster share"
 ATTEMPT = f"{JOURNAL}/attempt.json"
+MOST_CLAIM_BYTES = 1 << 16
 
 
 class StoreInUseError(StoreError):
@@ -265,5 +267,5 @@ def _read_claim(place: str) -> str | None:
         data = Mirror(place).read(ATTEMPT)
     else:
         with suppress(FileNotFoundError):
-            data = (Path(place) / ATTEMPT).read_bytes()
+            data = read_regular(Path(place) / ATTEMPT, MOST_CLAIM_BYTES)
     return None if data is None else msgspec.json.decode(data, type=str)

@@ -30,6 +30,7 @@ from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, read_manifes
 __all__ = [
     "JOURNAL",
     "PLAN",
+    "RUN",
     "Mirror",
     "file_sizes",
     "find_orphans",

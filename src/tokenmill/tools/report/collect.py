@@ -18,7 +18,7 @@ from tokenmill.errors import StoreError
 from tokenmill.formatting import plural, show_safely
 from tokenmill.pipeline.journal.attempts import RunInfo
 from tokenmill.store.documents import Documents
-from tokenmill.store.manifest import FileInfo, decode_sealed
+from tokenmill.store.manifest import FileInfo, decode_sealed, read_sealed
 from tokenmill.store.store import Split, TokenStore
 from tokenmill.tools.inspect.statistics import measure_lengths, name_token, shard_bytes
 from tokenmill.tools.report.figures import Checks, Example, Figures, SplitFigures, Suspicion
@@ -247,5 +247,5 @@ def _read_run(store: Path) -> RunInfo | None:
     """Read the history of the run; None if it was not kept or is not readable, since no figure depends on it."""
     path = store / "run.json"
     with suppress(OSError, StoreError):
-        return decode_sealed(path.read_bytes(), RunInfo, path)
+        return decode_sealed(read_sealed(path), RunInfo, path)
     return None

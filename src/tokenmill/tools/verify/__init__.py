@@ -7,6 +7,7 @@ library, which defines the ids.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,16 +24,29 @@ from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.machine import usable_cores
 from tokenmill.pipeline.journal.attempts import RunInfo
 from tokenmill.pipeline.journal.finish import REJECTS
-from tokenmill.pipeline.journal.mirror import Mirror, scratch_directory
+from tokenmill.pipeline.journal.mirror import JOURNAL, RUN, Mirror, scratch_directory
+from tokenmill.regular_files import open_regular
 from tokenmill.store.check import CheckProgress, check_file, check_shard
-from tokenmill.store.manifest import MANIFEST, RESTORE, FileInfo, Manifest, ShardInfo, decode_sealed, read_manifest
+from tokenmill.store.manifest import (
+    MANIFEST,
+    RESTORE,
+    FileInfo,
+    Manifest,
+    ShardInfo,
+    decode_sealed,
+    read_manifest,
+    read_sealed,
+)
 from tokenmill.store.shard import DTYPES, dtype_for
+from tokenmill.store.store import check_inside, check_manifest
 from tokenmill.tools.verify.comparison import compare_with_inputs
 
 __all__ = ["Verification", "list_files", "local_copy", "verify"]
 
 FETCHING, CHECKING, COMPARING = "fetching files", "checking files", "comparing documents"
 MOST_THREADS = 4
+MOST_LINE_BYTES = 16 << 20
+"""Of one reject: a reason and a detail, which is short unless a field has an absurd name."""
 
 
 class Verification(msgspec.Struct, kw_only=True):
@@ -50,6 +64,8 @@ class Verification(msgspec.Struct, kw_only=True):
     """The engine whose ids were compared; empty without inputs."""
     num_compared: int = 0
     """Documents whose ids were compared."""
+    has_run_file: bool = True
+    """Whether there is a run.json, which is optional."""
     problems: list[str] = msgspec.field(default_factory=list)
 
     @property
@@ -67,6 +83,8 @@ class Verification(msgspec.Struct, kw_only=True):
         for name, verb, count in (("BOS", "begin", self.num_with_bos), ("EOS", "end", self.num_with_eos)):
             having = f"{count or 0:,} of {self.num_documents:,} documents {verb} with it"
             rows.append((name, "none asked for" if count is None else having))
+        if not self.has_run_file:
+            rows.append(("run.json", "not there; it is optional: it holds the speed of the run"))
         if self.reference:
             rows.append(("compared", f"ids of {self.num_compared:,} documents with {self.reference}'s"))
         return rows
@@ -108,7 +126,7 @@ def _verify(store: Path, against: Sequence[str], every: bool, advance: Advance) 
     except StoreError as error:
         return Verification(problems=[str(error)])
     result = Verification(num_files=1, num_bytes=(store / MANIFEST).stat().st_size)
-    result.problems += [*_check_totals(manifest), *_check_names(manifest)]
+    result.problems += [*_check_totals(manifest), *_check_names(manifest), *_check_links(store, manifest)]
     if result.is_sound:
         _check_run_file(store, result)
         _check_files(store, manifest, result, advance)
@@ -169,12 +187,29 @@ def _check_names(manifest: Manifest) -> Iterator[str]:
             seen.add(shard.name)
 
 
-def _check_run_file(store: Path, result: Verification) -> None:
-    """Check the checksum of run.json; a run that was killed just after its manifest has no such file."""
-    path = store / "run.json"
+def _check_links(store: Path, manifest: Manifest) -> Iterator[str]:
+    """Check that no link leads out of the store: a copy of it would not be complete."""
     try:
-        data = path.read_bytes()
+        check_manifest(store, manifest)
+        for path in (store / MANIFEST, store / RUN, *list_files(store, manifest)):
+            if path.is_symlink():
+                check_inside(store, path)
+    except StoreError as error:
+        yield str(error)
+    except OSError as error:
+        yield f"{error.filename} cannot be read: {error.strerror}; {RESTORE}"
+
+
+def _check_run_file(store: Path, result: Verification) -> None:
+    """Check the checksum of run.json, which is optional: it holds speeds, and no reader of the store needs it."""
+    path = store / RUN
+    try:
+        data = read_sealed(path)
     except FileNotFoundError:
+        result.has_run_file = False
+        return
+    except OSError as error:
+        result.problems.append(f"{path} cannot be read: {error.strerror}; it holds speeds only, so remove it")
         return
     result.num_files += 1
     result.num_bytes += len(data)
@@ -232,13 +267,13 @@ def _check_rejects(store: Path, manifest: Manifest) -> Iterator[str]:
     counts: Counter[str] = Counter()
     decoder = msgspec.json.Decoder(_RejectLine)
     try:
-        with path.open("rb") as file:
-            for line in file:
+        with open_regular(path) as file:
+            while line := file.readline(MOST_LINE_BYTES):
                 reject = decoder.decode(line)
                 counts[reject.reason] += reject.documents
     except FileNotFoundError:
         pass
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
         yield f"{path} holds a line that is not a reject ({error}); {RESTORE}"
         return
     if counts != manifest.rejects:
@@ -254,3 +289,5 @@ def _find_leftovers(store: Path, manifest: Manifest) -> Iterator[str]:
                 yield f"{path} does not belong to the store; remove it"
     for path in sorted(store.glob("*.tmp")):
         yield f"{path} was left by a killed run; remove it"
+    if os.path.lexists(store / JOURNAL):  # even if it is a broken link
+        yield f"{store / JOURNAL} is left of the run, though the store is finished; run tokenmill finish {store}"
