@@ -256,10 +256,13 @@ def _write_beside(path: Path, data: bytes) -> Path:
 
 def make_directory(path: Path) -> None:
     """Create a directory and those above it; after a power failure, what is synced inside can still be reached."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    highest = path
+    while not highest.parent.exists():
+        highest = highest.parent
     path.mkdir(parents=True, exist_ok=True)
-    for folder in missing:
-        sync_directory(folder.parent)
+    while path != highest.parent:
+        path = path.parent
+        sync_directory(path)
 
 
 def sync_directory(path: Path) -> None:

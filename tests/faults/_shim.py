@@ -18,6 +18,8 @@ import zstandard
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+OURS = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+"""Runs are of this tree, whatever is installed."""
 SECONDS = 60
 """A small run that takes longer than this hangs."""
 
@@ -81,7 +83,7 @@ def run(arguments: list[str], environment: dict[str, str] | None = None, **optio
     """Run to the end; the processes of a run that was killed or hangs are killed as a group."""
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
-            arguments, env={**os.environ, **(environment or {})}, start_new_session=True,
+            arguments, env={**os.environ, **OURS, **(environment or {})}, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, **options,  # type: ignore[call-overload]
         )  # fmt: skip
         code: int | None = None

@@ -30,7 +30,7 @@ from tests.faults import _shim
 from tests.faults._disk import Disk, Tree, read_log, write_tree
 from tests.faults._tally import Tally
 
-NUM_MIXED = 6
+NUM_MIXED = 1
 """Random mixtures of what survives, per operation."""
 PLACE = "new/deep/out"
 """Where the store is, so that directories above it have to be made."""
