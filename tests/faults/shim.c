@@ -8,7 +8,7 @@
    FAULT_READS   1: opening for reading, reading and listing count too
    FAULT_LOG     a file that gets one line per operation; a write with its bytes in hexadecimal
    FAULT_LOCKS   1: flock fails with ENOLCK, as on a disk without locks
-   FAULT_CLOCK   seconds; clocks jump forth and back by so much, at every other call */
+   FAULT_CLOCK   seconds; the clock of the day jumps forth and back by so much, at every other call */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -254,9 +254,7 @@ int flock(int fd, int how) {
 static int leap(void) { static volatile unsigned calls; return jump && __sync_add_and_fetch(&calls, 1) & 1; }
 int clock_gettime(clockid_t clock, struct timespec *out) {
     int done = syscall(SYS_clock_gettime, clock, out);
-    /* The monotonic clock only ever jumps forward, as after a suspension. */
     if (clock == CLOCK_REALTIME && leap()) out->tv_sec += (time_t)jump;
-    if (clock == CLOCK_MONOTONIC && jump) out->tv_sec += (time_t)(out->tv_nsec / 100000000) + 10 * out->tv_sec;
     return done;
 }
 int gettimeofday(struct timeval *restrict out, void *restrict zone) {
