@@ -30,7 +30,7 @@ import tokenmill as tm
 from tests.faults import _shim, kills
 from tests.faults._tally import Tally
 
-NUM_ROWS = 200_000
+NUM_ROWS = 400_000
 SEQ_LEN, STEPS = 32, 400
 FORK = multiprocessing.get_context("fork")
 
@@ -76,7 +76,11 @@ class Training:
     def one_round(self) -> None:
         """Start ranks, kill some of their processes, and check the steps that all ranks noted."""
         rng, world_size = self._rng, self._rng.randint(1, 4)
-        settings = {"batch_size": rng.choice((4, 8, 32)), "world_size": world_size, "num_workers": rng.choice((0, 0, 2))}
+        settings = {
+            "batch_size": rng.choice((4, 8, 32)),
+            "world_size": world_size,
+            "num_workers": rng.choice((0, 0, 2)),
+        }
         notes = [self._folder / f"{rank}.jsonl" for rank in range(world_size)]
         for path in notes:
             path.unlink(missing_ok=True)

@@ -541,6 +541,23 @@ def test_an_overwrite_that_was_killed_half_way_can_be_done_again(tmp_path: Path)
     assert snapshot(out) == expected
 
 
+@pytest.mark.parametrize("name", ["tokenizer/bytes.json", "train/shard-00000-0000.docs.parquet", "rejects.jsonl"])
+def test_a_finished_store_that_lost_a_file_is_not_called_finished(name: str, tmp_path: Path) -> None:
+    path, out = tmp_path / "a.jsonl", tmp_path / "out"
+    path.write_bytes(jsonl(["one", "two"]) + b"broken\n")
+    flags: dict[str, Any] = {"tokenizer": "bytes", "on_error": "skip"}
+    tokenize_here(path, out, **flags)
+    expected = snapshot(out)
+    os.truncate(out / name, 3)
+    with pytest.raises(tm.StoreError, match=f"{name} has 3 bytes, and the manifest says .*--overwrite"):
+        tokenize_here(path, out, **flags)
+    (out / name).unlink()
+    with pytest.raises(tm.StoreError, match=f"{name} is missing, and the manifest says .*--overwrite"):
+        tokenize_here(path, out, **flags)
+    tokenize_here(path, out, **flags, overwrite=True)
+    assert snapshot(out) == expected
+
+
 # What a power failure may leave: `tests/faults/power_cuts.py` tries all of it, these are what it found.
 
 

@@ -34,7 +34,7 @@ from tokenmill.pipeline.journal.finish import Completion, finish, list_missing, 
 from tokenmill.pipeline.journal.journal import Journal, SavedPlan
 from tokenmill.pipeline.journal.locks import is_lock, locked, taking_turns
 from tokenmill.pipeline.journal.mirror import Mirror, scratch_store
-from tokenmill.pipeline.journal.resume import RunState, begin_or_resume, find_finished
+from tokenmill.pipeline.journal.resume import RunState, begin_or_resume, check_sizes, find_finished
 from tokenmill.pipeline.plan.budget import Budget, make_budget, make_cluster_budget
 from tokenmill.pipeline.plan.prepare import Prepared, prepare
 from tokenmill.pipeline.plan.ranks import WHOLE, Share, membership
@@ -173,6 +173,7 @@ def make_store(
         _refuse_local_flags(request)
     manifest = _prepare_directory(prepared)
     if manifest is not None:
+        check_sizes(Path(request.out), manifest)
         return _report_finished(manifest, prepared, display)
     store = Path(request.out)
     with _locked(store, prepared.share) as has_locks:
@@ -180,6 +181,8 @@ def make_store(
         with taking_turns(store):
             state = begin_or_resume(journal, prepared, plan, may_discard=has_locks)
         if isinstance(state, Manifest):
+            if mirror is None:
+                check_sizes(store, state)
             return _report_finished(state, prepared, display)
         # These have the stamps of the run: an input that was only touched since counts as unchanged.
         prepared = replace(prepared, files=state.plan.inputs)

@@ -19,12 +19,13 @@ from tokenmill.files import sync_directory
 from tokenmill.pipeline.counts import Counts
 from tokenmill.pipeline.input_file import InputFile
 from tokenmill.pipeline.journal.journal import Journal, SavedPlan, TaskRecord
+from tokenmill.pipeline.journal.mirror import file_sizes
 from tokenmill.pipeline.plan.prepare import Prepared
 from tokenmill.pipeline.plan.ranks import Share, membership
 from tokenmill.pipeline.plan.tasks import Plan, Stream, Task, make_plan
 from tokenmill.store.manifest import MANIFEST, Manifest, read_manifest
 
-__all__ = ["RunState", "begin_or_resume", "find_finished", "is_same"]
+__all__ = ["RunState", "begin_or_resume", "check_sizes", "find_finished", "is_same"]
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,21 @@ def find_finished(store: Path, prepared: Prepared) -> Manifest | None:
     inputs = [(file.path, file.bytes, file.fingerprint) for file in manifest.inputs]
     _refuse_differences(store, prepared, manifest.settings, inputs, manifest.tokenizer.name)
     return manifest
+
+
+def check_sizes(store: Path, manifest: Manifest) -> None:
+    """Raise if a file of a finished store is missing or has another size: such a store is not finished."""
+    sizes = file_sizes(shard for split in manifest.splits.values() for shard in split.shards)
+    sizes |= {name: file.bytes for name, file in manifest.files.items()}
+    sizes |= {f"tokenizer/{name}": file.bytes for name, file in manifest.tokenizer.files.items()}
+    for name, size in sizes.items():
+        found = "is missing"
+        with suppress(FileNotFoundError):
+            found = f"has {(store / name).stat().st_size:,} bytes"
+        if found != f"has {size:,} bytes":
+            raise StoreError(
+                f"{store / name} {found}, and the manifest says {size:,}; make the store again with --overwrite"
+            )
 
 
 def is_same(saved: SavedPlan, prepared: Prepared) -> bool:
