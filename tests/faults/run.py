@@ -158,6 +158,7 @@ def main() -> None:
         results.append(run_test(test))
         table.append(describe(results[-1], test))
         print(table[-1], flush=True)
+        keep(results, table)
     cases, findings = sum(one.cases for one in results), sum(one.findings for one in results)
     failed = [one.name for one in results if one.verdict == "FAILED"]
     table.append(f"{cases:,} cases, {findings} findings, {sum(one.seconds for one in results) / 60:.0f} minutes")
