@@ -13,6 +13,7 @@ import typer
 
 from tokenmill import __version__
 from tokenmill.cli import bench
+from tokenmill.cli._output import open_standard_streams
 from tokenmill.cli.demo import demo
 from tokenmill.cli.estimate import estimate
 from tokenmill.cli.export import export
@@ -52,6 +53,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 def main() -> None:
     """Run the command line; turn errors into a sentence and an exit code."""
+    open_standard_streams()
     try:
         code = app(standalone_mode=False)
         # typer turns Ctrl-C into an exit code and returns it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,22 @@ if TYPE_CHECKING:
 
     from tokenmill.display import Advance
 
-__all__ = ["console", "print_json", "progress"]
+__all__ = ["console", "open_standard_streams", "print_json", "progress"]
+
+
+def open_standard_streams() -> None:
+    """Open `/dev/null` in place of a standard stream that the caller closed (`>&-`).
+
+    Otherwise the next file that is opened would get its descriptor, and what is printed would go into that file.
+    """
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free descriptor is the closed one; child processes need it, too.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 (open until the end)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tokenmill.errors import StoreError
 from tokenmill.formats.base import Array, Exporter, Shape, SplitSource
+from tokenmill.regular_files import open_regular
 from tokenmill.store.shard import OutputFile
 
 __all__ = ["BLOCK_TOKENS", "BareTokens", "convert", "file_blocks", "link_or_copy", "token_blocks"]
@@ -124,7 +125,7 @@ def _copy_tokens(split: SplitSource, start: int, out: Array) -> None:
         first = start + done - int(ends[shard] - counts[shard])
         some = out[done : done + int(counts[shard]) - first]
         raw = some if some.dtype == stored else np.empty(len(some), stored)
-        with open(split.stems[shard] + split.suffix, "rb", buffering=0) as file:  # noqa: PTH123 (one of many thousand)
+        with open_regular(split.stems[shard] + split.suffix, buffering=0) as file:
             file.seek(first * raw.itemsize)
             _read_exactly(file, raw.view("u1").data)
         if raw is not some:
@@ -152,7 +153,7 @@ def file_blocks(path: Path, dtype: npt.DTypeLike, *, offset: int = 0) -> Iterato
     left = path.stat().st_size - offset
     if left < 0 or left % kind.itemsize:
         raise StoreError(f"{path} does not hold a whole number of {kind} ids after byte {offset}")
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path, buffering=0) as file:
         file.seek(offset)
         while left:
             view = memoryview(buffer)[: min(left, len(buffer))]

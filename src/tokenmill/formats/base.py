@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import StoreError, UsageError
+from tokenmill.regular_files import open_regular
 from tokenmill.store.documents import Documents
 from tokenmill.store.table import Integers
 
@@ -79,7 +80,7 @@ class Opener(Protocol):
             return None
         if not self.magics:
             return path
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return path if file.read(len(self.magics[0])) in self.magics else None
 
     def describe(self, paths: Sequence[Path], dtype: str | None) -> list[TokenFile]:

@@ -6,6 +6,7 @@ are. `.ds.metadata` has the width, too, and the number of tokens. `.ds.loss` is 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from tokenmill.errors import StoreError
 from tokenmill.formats._token_blocks import BareTokens
 from tokenmill.formats.base import ONE_DOCUMENT, Opener, SplitSource, TokenFile, bare_file, id_type, starts_of
+from tokenmill.regular_files import open_regular
 from tokenmill.store.shard import OutputFile
 from tokenmill.store.table import Integers
 
@@ -82,10 +84,11 @@ def _read_ends(path: Path) -> Integers | None:
     index = _beside(path, INDEX)
     if not index.is_file():
         return None
-    data = index.read_bytes()
-    ends = np.frombuffer(data, "<i8", len(data) // 8).astype(np.int64, copy=False)
+    with open_regular(index) as file:
+        size = os.fstat(file.fileno()).st_size
+        ends = np.memmap(file, "<i8", mode="r", shape=(size // 8,)) if size >= 8 else np.zeros(0, np.int64)
     # Ends are unsigned, so one above 2**63 shows as a negative number.
-    if len(data) % 8 or (np.diff(ends, prepend=0) < 0).any():
+    if size % 8 or (np.diff(ends, prepend=0) < 0).any():
         raise StoreError(f"{index} is not an index of datatrove: ends of documents must grow, 8 bytes each")
     return ends
 
@@ -104,7 +107,7 @@ def _read_metadata(path: Path) -> tuple[int | None, int | None]:
     metadata = _beside(path, METADATA)
     if not metadata.is_file():
         return None, None
-    with metadata.open("rb") as file:
+    with open_regular(metadata) as file:
         first, _, others = file.read(METADATA_BYTES).partition(b"\n")
     return _number(first.rpartition(b"|")[2]), _number(others.partition(b"\n")[0])
 

@@ -8,6 +8,7 @@ that begin with BOS already have a token in front, and documents without EOS hav
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from tokenmill.errors import StoreError
 from tokenmill.formats._token_blocks import file_blocks, token_blocks
 from tokenmill.formats.base import Array, Exporter, Opener, Shape, SplitSource, TokenFile
+from tokenmill.regular_files import open_regular
 from tokenmill.store.shard import OutputFile
 
 __all__ = ["LlmC"]
@@ -43,8 +45,8 @@ class LlmC(Opener, Exporter):
 
     def describe_file(self, path: Path, dtype: str | None) -> TokenFile:
         """Read the header, which says what the ids are; `dtype` is not needed."""
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             front = file.read(FRONT.size)
         magic, version, count = FRONT.unpack(front.ljust(FRONT.size, b"\0"))
         if magic not in VARIANTS:

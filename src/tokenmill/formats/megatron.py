@@ -5,6 +5,7 @@ The shards of a store are such pairs. An export joins their bytes and writes one
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.formats._token_blocks import BareTokens, link_or_copy
 from tokenmill.formats.base import Opener, SplitSource, TokenFile, bare_file
+from tokenmill.regular_files import open_regular
 from tokenmill.store.shard import HEADER, INDEX_HEADER_BYTES, MAGIC, OutputFile, index_pieces
 from tokenmill.store.table import Integers
 
@@ -62,13 +64,18 @@ class Megatron(Opener, BareTokens):
 
 def _read_index(path: Path, size: int) -> tuple[np.dtype[Any], Integers]:
     """Read the type of the ids and the first byte of each document, and check them against the size of the `.bin`."""
-    data = path.read_bytes()
-    wrong = StoreError(f"{path} is not a Megatron index for a .bin of {size} bytes; it has {len(data)} bytes")
-    if len(data) < INDEX_HEADER_BYTES or not data.startswith(MAGIC):
-        raise wrong
-    _, version, code, num_sequences, num_edges = HEADER.unpack_from(data)
-    if version != VERSION or code not in TYPES or len(data) < INDEX_HEADER_BYTES + 12 * num_sequences + 8 * num_edges:
-        raise wrong
+    with open_regular(path) as file:
+        found = os.fstat(file.fileno()).st_size
+        header = file.read(INDEX_HEADER_BYTES)
+        wrong = StoreError(f"{path} is not a Megatron index for a .bin of {size} bytes; it has {found} bytes")
+        if len(header) < INDEX_HEADER_BYTES or not header.startswith(MAGIC):
+            raise wrong
+        _, version, code, num_sequences, num_edges = HEADER.unpack(header)
+        num_bytes = INDEX_HEADER_BYTES + 12 * num_sequences + 8 * num_edges
+        if version != VERSION or code not in TYPES or found < num_bytes:
+            raise wrong
+        # Mapped, because what a header says may be more than memory.
+        data = np.memmap(file, "u1", mode="r", shape=(num_bytes,))
     kind = np.dtype(TYPES[code])
     lengths = np.frombuffer(data, "<i4", num_sequences, INDEX_HEADER_BYTES)
     pointers = np.frombuffer(data, "<i8", num_sequences, INDEX_HEADER_BYTES + 4 * num_sequences)

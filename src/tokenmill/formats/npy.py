@@ -22,6 +22,7 @@ from tokenmill.errors import StoreError
 from tokenmill.filling.fill import IGNORED, Chunk
 from tokenmill.formats._token_blocks import BLOCK_TOKENS, file_blocks
 from tokenmill.formats.base import ID_TYPES, Array, Exporter, Opener, Shape, SplitSource, TokenFile
+from tokenmill.regular_files import open_regular
 from tokenmill.store.shard import OutputFile
 
 __all__ = ["NumpyArrays"]
@@ -110,7 +111,7 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
         (2, 0): np.lib.format.read_array_header_2_0,
     }
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             shape, _, kind = readers[np.lib.format.read_magic(file)](file)
             return shape, kind, file.tell()
     except (ValueError, KeyError, EOFError):

@@ -17,6 +17,7 @@ import numpy as np
 from tokenmill.errors import StoreError
 from tokenmill.formats._token_blocks import BareTokens
 from tokenmill.formats.base import Array, Opener, SplitSource, TokenFile, bare_file, id_type, starts_of
+from tokenmill.regular_files import check_regular, open_regular
 from tokenmill.store.table import Integers
 
 __all__ = ["Olmo"]
@@ -88,7 +89,7 @@ def _sources(split: SplitSource, shard: int, num_documents: int) -> Iterator[Any
 
     path = Path(split.documents.table.local_path(shard, ".docs.parquet"))
     if split.stems and path.exists():
-        with pq.ParquetFile(path) as file:
+        with open_regular(path) as opened, pq.ParquetFile(opened) as file:
             for batch in file.iter_batches(DOCUMENTS_AT_ONCE):
                 yield pa.Table.from_batches([batch])
         return
@@ -154,6 +155,7 @@ def _read_columns(table: Path) -> Iterator[tuple[Integers, Integers]]:
     import pyarrow.csv as csv
 
     types = {"f0": pa.int64(), "f1": pa.int64()}
+    check_regular(table)
     with pa.input_stream(str(table), compression="gzip") as stream:
         reader = csv.open_csv(
             stream,

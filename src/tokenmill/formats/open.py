@@ -18,6 +18,7 @@ from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.formats import load_openers
 from tokenmill.formats.base import Opener, TokenFile
+from tokenmill.regular_files import open_regular
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import MANIFEST
 from tokenmill.store.shard import BESIDE
@@ -280,7 +281,7 @@ def _digest(file: TokenFile, *, sample: bool) -> str:
     digest.update(np.ascontiguousarray(file.starts, "<i8").tobytes())
     paths = [file.path, file.path + file.mask] if file.mask else [file.path]
     for path in paths if sample else []:
-        with Path(path).open("rb") as opened:
+        with open_regular(path) as opened:
             digest.update(opened.read(SAMPLE_BYTES))
             opened.seek(max(0, os.fstat(opened.fileno()).st_size - SAMPLE_BYTES))
             digest.update(opened.read(SAMPLE_BYTES))

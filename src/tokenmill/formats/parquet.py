@@ -18,6 +18,7 @@ from tokenmill.errors import StoreError
 from tokenmill.formats._row_files import COLUMN, RowFile, RowFiles, row_batch, row_blocks, row_schema, rows_at_once
 from tokenmill.formats._spool import Spool
 from tokenmill.formats.base import Array, Opener, SplitSource, TokenFile
+from tokenmill.regular_files import check_regular
 
 __all__ = ["ParquetRows"]
 
@@ -89,6 +90,7 @@ def _group_rows(split: SplitSource) -> int:
 def _open(path: Path) -> Any:
     import pyarrow.parquet as pq
 
+    check_regular(path)
     # A buffered column chunk is read in pieces, so memory does not grow with the row group.
     return pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
 

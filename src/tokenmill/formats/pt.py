@@ -28,6 +28,7 @@ from tokenmill.errors import MissingDependencyError, StoreError
 from tokenmill.formats._row_files import row_blocks
 from tokenmill.formats._spool import Spool
 from tokenmill.formats.base import Array, Exporter, Opener, Shape, SplitSource, TokenFile
+from tokenmill.regular_files import check_regular
 
 __all__ = ["TensorFiles"]
 
@@ -206,7 +207,7 @@ class _Tensor(NamedTuple):
 
 def _find_tensor(path: Path) -> TokenFile | None:
     """Find the ids in an archive; None if only torch can read it."""
-    size = path.stat().st_size
+    size = check_regular(path)
     try:
         with zipfile.ZipFile(path) as archive:
             pickle, order = _entry(archive, "data.pkl"), _entry(archive, "byteorder")

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import xxhash
 
 from tokenmill.errors import StoreError
+from tokenmill.regular_files import read_regular
 from tokenmill.remote.bucket import Bucket, ObjectInfo
 
 __all__ = ["Cache", "CacheEntry", "NoRoom"]
@@ -157,7 +158,7 @@ class Cache:
     def read_small(self, name: str) -> bytes | None:
         """The bytes of a small file; None if it is not here."""
         try:
-            return (self.folder / name).read_bytes()
+            return read_regular(self.folder / name)
         except OSError:
             return None
 

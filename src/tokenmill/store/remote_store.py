@@ -38,6 +38,7 @@ FEW_BYTES = 1 << 20
 EARLY_ROWS = 512
 """Rows that are read by range while their shard is being downloaded; later ones wait for the shard."""
 PIN_ATTEMPTS = 5
+MANIFEST_ATTEMPTS = 3
 PIECE_BYTES = 4 << 20
 """Bytes of one request for a long range."""
 LOADED = (".bin", ".idx", *BESIDE)
@@ -111,24 +112,34 @@ class RemoteStore(TokenStore):
         """Read the manifest from the bucket; a copy of this store in another process must find the same one."""
         key, kept = self.key(MANIFEST), f"{xxhash.xxh3_64_hexdigest(self.url.encode())}/{MANIFEST}"
         try:
-            data = self.bucket.read(key)
+            data, manifest = self._ask_for_manifest(key)
         except NoSuchObject as error:
             if "/" + MANIFEST not in str(error):
                 raise
             raise StoreError(f"{self.url} is not a finished store: it has no {MANIFEST}; check the URL") from None
         except ServerUnreachable:
-            data = self.cache.read_small(kept) or b""
-            if not data:
+            kept_data = self.cache.read_small(kept)
+            if not kept_data:
                 raise
+            manifest = decode_manifest(kept_data, self.bucket.url(key))
             if checksum is None:
                 where = describe_endpoint(self.bucket.scheme)
                 print(f"tokenmill: {where} cannot be reached; {self.url} is read from the cache", file=sys.stderr)
         else:
             self.cache.write_small(kept, data)
-        manifest = decode_manifest(data, self.bucket.url(key))
         if checksum is not None and manifest.checksum != checksum:
             raise StoreError(f"{self.url} was replaced by another store while it was in use; open it again")
         return manifest
+
+    def _ask_for_manifest(self, key: str) -> tuple[bytes, Manifest]:
+        """Read the manifest, and again if it is damaged: a server or proxy may have given only the start of it."""
+        for _ in range(MANIFEST_ATTEMPTS):
+            data = self.bucket.read(key)
+            try:
+                return data, decode_manifest(data, self.bucket.url(key))
+            except StoreError as error:
+                damage = error
+        raise damage
 
     def key(self, name: str) -> str:
         """The key of the object that holds a file of the store."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import quote
 
 from tokenmill.formatting import format_bytes, format_facts, format_seconds, plural
+from tokenmill.pipeline.journal.mirror import JOURNAL
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import Outcome
 from tokenmill.store.manifest import Manifest
@@ -28,6 +29,7 @@ def print_summary(outcome: Outcome, request: Request) -> None:
         print_finished(request.out, manifest, "already finished")
         return
     print(format_facts(_rows(outcome, manifest)))
+    _print_leftovers(request.out)
     print(f"\nNext: tokenmill inspect {quote(request.out)}{_first_document(manifest)}")
     sys.stdout.flush()
 
@@ -40,7 +42,15 @@ def print_finished(store: str | Path, manifest: Manifest, how: str = "finished")
         print(
             f"The store leaves out the documents that could not be tokenized; they are listed in {store}/rejects.jsonl."
         )
+    _print_leftovers(store)
     print(f"Next: tokenmill inspect {quote(str(store))}")
+
+
+def _print_leftovers(store: str | Path) -> None:
+    """Say that the journal could not be removed: other programs would take the store for an unfinished run."""
+    journal = Path(store) / JOURNAL
+    if journal.exists():
+        print(f"{journal} could not be removed; remove it, or run: tokenmill finish {quote(str(store))}")
 
 
 def _first_document(manifest: Manifest) -> str:

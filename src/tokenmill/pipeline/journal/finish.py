@@ -28,6 +28,7 @@ from tokenmill.pipeline.journal.locks import Holder, find_directory, find_holder
 from tokenmill.pipeline.journal.mirror import pulled
 from tokenmill.pipeline.plan.ranks import Share, join_ranks, membership, ownership
 from tokenmill.pipeline.plan.tasks import Plan
+from tokenmill.regular_files import MOST_JSON_BYTES, open_regular
 from tokenmill.remote.paths import input_path
 from tokenmill.store.manifest import (
     FORMAT_VERSION,
@@ -183,6 +184,11 @@ def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Man
     )
     assert manifest.num_documents_in == manifest.num_documents + manifest.num_rejects
     data = encode_sealed(manifest)
+    if len(data) > MOST_JSON_BYTES:
+        raise StoreError(
+            f"{store} would have a manifest of {len(data):,} bytes, and at most {MOST_JSON_BYTES:,} are read; make "
+            "fewer shards with a larger --shard-size, or several stores, which can be opened as one"
+        )
     if journal.mirror is not None:
         journal.mirror.finish(store, data)
     write_durably(store / MANIFEST, data)
@@ -200,7 +206,7 @@ def _check_any_kept(journal: Journal, records: list[TaskRecord], inputs: list[In
         return
     reason = min(rejects, key=lambda name: (-rejects[name], name))
     path = next(journal.rejects_path(record.name) for record in records if reason in record.rejects)
-    with path.open("rb") as lines:
+    with open_regular(path) as lines:
         stored = (msgspec.json.decode(line, type=StoredReject) for line in lines)
         first = next(reject for reject in stored if reject.reason == reason)
     raise TokenmillError(
@@ -322,7 +328,7 @@ def _join_rejects(journal: Journal, records: list[TaskRecord], inputs: list[Inpu
         for record in records:
             path = journal.rejects_path(record.name)
             if record.rejects:
-                with path.open("rb") as stored:
+                with open_regular(path) as stored:
                     for line in stored:
                         reject = msgspec.json.decode(line, type=StoredReject)
                         out.write(_render_reject(reject, inputs[reject.input], lines_before[record.input]))

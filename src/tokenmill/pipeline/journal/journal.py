@@ -217,8 +217,18 @@ class Journal:
         return (self.folder / f"{name}.json").exists()
 
     def record(self, name: str) -> TaskRecord | None:
-        """Read the local entry of a task; None if it is missing or damaged."""
-        return _read(self.folder / f"{name}.json", TaskRecord)
+        """Read the local entry of a task; None if it is missing or damaged, or not the entry of this task."""
+        record = _read(self.folder / f"{name}.json", TaskRecord)
+        # The files that it names may be removed, so they must be this task's.
+        is_own = (
+            record is not None
+            and record.name == name
+            and all(
+                shard.name == f"{split}/shard-{name}" and not any("/" in suffix for suffix in shard.files)
+                for split, shard in record.shards.items()
+            )
+        )
+        return record if is_own else None
 
     def published(self, name: str) -> TaskRecord | None:
         """Read the current entry of a task, from the bucket if the store is in one."""

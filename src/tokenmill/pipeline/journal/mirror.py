@@ -144,7 +144,11 @@ class Mirror:
         def download(name: str) -> None:
             path = store / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self._bucket.read(self.key(name)))
+            data = self._bucket.read(self.key(name))
+            if self._sizes is not None and len(data) < self._sizes.get(name, 0):
+                # A server or proxy may have given only the start.
+                data = self._bucket.read(self.key(name))
+            path.write_bytes(data)
 
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
             for _ in pool.map(download, names):
