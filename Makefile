@@ -46,6 +46,11 @@ test-faults: $(VENV)/all
 test-sanitizers: $(VENV)/all
 	$(BIN)/python tests/faults/sanitizers.py
 
+# Hours of load: 50 GB of text with random kills, 10^9 rows with resumes; goes on where it was stopped, keeps figures.
+MINUTES ?= 360
+test-soak: $(VENV)/all
+	$(BIN)/python tests/faults/soak.py --text-gb 50 --rows 1e9 --minutes $(MINUTES)
+
 # Stores and exports read by the other projects' own readers, and what these write read here, each in an environment of its own.
 test-interop: $(VENV)/all
 	$(BIN)/python tests/interop/run.py
