@@ -47,9 +47,13 @@ test-sanitizers: $(VENV)/all
 	$(BIN)/python tests/faults/sanitizers.py
 
 # Hours of load: 50 GB of text with random kills, 10^9 rows with resumes; goes on where it was stopped, keeps figures.
-MINUTES ?= 360
 test-soak: $(VENV)/all
-	$(BIN)/python tests/faults/soak.py --text-gb 50 --rows 1e9 --minutes $(MINUTES)
+	$(BIN)/python tests/faults/soak.py --text-gb 50 --rows 1e9
+
+# The readers of JSON lines, streams, indices, manifests and states, fuzzed with atheris from .interop; MINUTES for each of five.
+MINUTES ?= 10
+fuzz: $(VENV)/all
+	$(BIN)/python tests/faults/fuzz.py --minutes $(MINUTES)
 
 # Stores and exports read by the other projects' own readers, and what these write read here, each in an environment of its own.
 test-interop: $(VENV)/all

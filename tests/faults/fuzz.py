@@ -1,0 +1,139 @@
+"""Fuzz the readers of files with atheris (libFuzzer), guided by the coverage of our code.
+
+    python tests/faults/fuzz.py [--minutes 10] [--keep] [TARGET ...]
+
+Targets and what they are compared with are in `fuzz_targets.py`. Each runs in a process of its own, two at a time, with
+atheris from `.interop/atheris`. An input with a finding is written to build/fuzz/TARGET. With `--keep`, the smallest
+inputs that reach all code which was reached are written to the corpus beside this file, which `make test` runs too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+CORPUS = HERE / "corpus"
+BUILD = ROOT / "build" / "fuzz"
+ATHERIS = ROOT / ".interop" / "atheris"
+NAMES = ("jsonl", "streams", "index", "manifest", "state")
+KEPT_BYTES = 36_000
+"""Of each corpus in the repository; longer inputs are left out first."""
+LIMITS = ["-max_len=6000", "-timeout=30", "-rss_limit_mb=3000", "-print_final_stats=1", "-verbosity=1"]
+
+
+def fuzz(name: str) -> None:
+    """Be the process that libFuzzer drives; its own arguments follow the name of the target."""
+    import atheris  # type: ignore[import-not-found]
+
+    with atheris.instrument_imports(include=["tokenmill", "json"]):
+        from tests.faults import fuzz_targets
+    for number, data in enumerate(fuzz_targets.seeds(name)):
+        (BUILD / name / "work" / f"seed-{number:03d}").write_bytes(data)
+    atheris.Setup([sys.argv[0], *sys.argv[3:]], fuzz_targets.TARGETS[name])
+    atheris.Fuzz()
+
+
+def start(name: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Run one such process to its end."""
+    paths = os.pathsep.join(map(str, (ATHERIS, ROOT / "src", ROOT)))
+    command = [sys.executable, __file__, "--one", name, *flags, f"-artifact_prefix={BUILD / name}/", *LIMITS]
+    environment = {**os.environ, "PYTHONPATH": paths}
+    return subprocess.run(
+        command, cwd=BUILD / name, env=environment, text=True, errors="replace",
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def run(name: str, minutes: float, keep: bool) -> tuple[int, int, str]:
+    """Fuzz one target; return how many inputs were tried, how many findings there were, and a line about it."""
+    work = BUILD / name / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    CORPUS.joinpath(name).mkdir(parents=True, exist_ok=True)
+    done = start(name, f"-max_total_time={int(60 * minutes)}", str(work), str(CORPUS / name))
+    (BUILD / name / "log.txt").write_text(done.stdout)
+    tried = re.search(r"stat::number_of_executed_units:\s+(\d+)", done.stdout)
+    reached = re.findall(r"cov: (\d+)", done.stdout)
+    num_findings = int(done.returncode != 0)
+    if num_findings:
+        print(f"FINDING {name}:\n{done.stdout[-4000:]}", flush=True)
+    elif keep:
+        minimise(name)
+    count = int(tried[1]) if tried else 0
+    kept = sum(path.stat().st_size for path in CORPUS.joinpath(name).iterdir())
+    return (
+        count,
+        num_findings,
+        f"{name:<10} {count:>11,} inputs  {reached[-1] if reached else 0:>6} edges  {kept:>7,} bytes kept",
+    )
+
+
+def minimise(name: str) -> None:
+    """Keep the smallest set of inputs with the same coverage, and of that the short ones."""
+    merged = BUILD / name / "merged"
+    merged.mkdir(exist_ok=True)
+    for path in merged.iterdir():
+        path.unlink()
+    start(name, "-merge=1", str(merged), str(BUILD / name / "work"), str(CORPUS / name))
+    for path in CORPUS.joinpath(name).iterdir():
+        path.unlink()
+    total = 0
+    for path in sorted(merged.iterdir(), key=lambda one: (one.stat().st_size, one.name)):
+        total += path.stat().st_size
+        if total > KEPT_BYTES:
+            break
+        CORPUS.joinpath(name, path.name[:12]).write_bytes(path.read_bytes())
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--one"]:
+        fuzz(sys.argv[2])
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"some of {', '.join(NAMES)}")
+    parser.add_argument("--minutes", type=float, default=10, help="for each target")
+    parser.add_argument("--keep", action="store_true", help="replace the corpus by the one that was found")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.targets) - set(NAMES):
+        parser.error(f"there is no target {min(unknown)}; there are {', '.join(NAMES)}")
+    if not (ATHERIS / "atheris").is_dir():
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(ATHERIS),
+            "atheris>=3",
+        ]
+        subprocess.run(command, check=True)
+
+    from tests.faults._tally import Tally
+
+    tally = Tally("fuzz")
+    lines = []
+    with ThreadPoolExecutor(2) as pool:
+        for count, findings, line in pool.map(
+            lambda name: run(name, arguments.minutes, arguments.keep), arguments.targets or NAMES
+        ):
+            tally.num_cases += count
+            tally.num_findings += findings
+            lines.append(line)
+            print(line, flush=True)
+    results = HERE / "results" / "fuzz.txt"
+    results.parent.mkdir(exist_ok=True)
+    results.write_text("\n".join([f"{arguments.minutes:g} minutes each", *lines]) + "\n")
+    tally.end()
+
+
+if __name__ == "__main__":
+    main()
