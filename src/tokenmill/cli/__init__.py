@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from tokenmill import __version__
+from tokenmill.arguments import show
 from tokenmill.cli import bench
 from tokenmill.cli._output import open_standard_streams
 from tokenmill.cli.demo import demo
@@ -64,6 +65,11 @@ def main() -> None:
         _fail(str(error), getattr(error, "signal_number", None), isinstance(error, UsageError))
     except KeyboardInterrupt:
         _fail("stopped", 2, usage=False)
+    except UnicodeEncodeError as error:
+        # Only a name of a file or folder that is not UTF-8 has these code points, one for each wrong byte.
+        if not any("\udc80" <= character <= "\udcff" for character in error.object):
+            raise
+        _fail(f"{show(error.object, 200)} is a name that is not UTF-8; rename it", None, usage=False)
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:

@@ -55,7 +55,7 @@ class ParquetRows(Opener, RowFiles):
                 for batch in _read_batches(path):
                     _append(spool, batch.column(0), path, row)
                     row += len(batch)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = str(error).partition("\n")[0][:120]
             raise StoreError(f"{path} is damaged, or not a Parquet file: {reason}") from None
         return [spool.finish()]

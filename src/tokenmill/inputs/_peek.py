@@ -60,7 +60,7 @@ def _read_footer(path: str) -> tuple[int, dict[str, str]]:
     try:
         footer = pq.read_metadata(path)
         return footer.num_rows, {field.name: str(field.type) for field in footer.schema.to_arrow_schema()}
-    except (OSError, pa.ArrowException):
+    except (OSError, pa.ArrowException, UnicodeDecodeError):
         return 0, {}
 
 

@@ -6,6 +6,7 @@ named, checked and explained in one place.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from tokenmill.arguments import is_remote
 from tokenmill.engines import SpecialTokens, Tokenizer
 from tokenmill.errors import UsageError
 from tokenmill.inputs import DEFAULT_TEXT_KEY
@@ -96,6 +98,8 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
                 f"--overwrite would make every rank remove the work of the others; remove the store first (rm -r "
                 f"{request.out}), then start all ranks without it"
             )
+        for name in ("out", "tokenizer", "scratch", "profile"):
+            _check_utf8(name, getattr(request, name))
         scheme, _, rest = request.out.partition("://")
         if rest and scheme not in SCHEMES:
             expected = " or ".join(f"{known}://" for known in SCHEMES)
@@ -219,6 +223,15 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     def memory_bytes(self) -> int | None:
         """Return the value of --memory in bytes; None for `auto`."""
         return None if self.memory == "auto" else parse_bytes(self.memory, "--memory")
+
+
+def _check_utf8(name: str, value: object) -> None:
+    """Refuse a path that is not UTF-8, as a whole: it is sent to workers, and recorded as JSON."""
+    path = "" if not isinstance(value, str) or is_remote(value) else os.path.abspath(value)  # noqa: PTH100
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{_flag(name)} {value}: the path {path!r} is not UTF-8; choose or rename it so") from None
 
 
 def _check_template(template: str) -> str:

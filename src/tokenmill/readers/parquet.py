@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tokenmill.arguments import show
 from tokenmill.arrow_types import as_text, column_path, find_type, holds_bytes, holds_strings, holds_text
 from tokenmill.errors import DataError
 from tokenmill.readers._json_strings import is_utf8
@@ -232,6 +233,9 @@ def _open(path: InputPath) -> Any:
         return pq.ParquetFile(source, pre_buffer=False, buffer_size=BATCH_BYTES, page_checksum_verification=True)
     except FileNotFoundError:
         raise DataError(str(path), "cannot be opened: no such file") from None
+    except UnicodeDecodeError as error:
+        name = bytes(error.object)
+        raise _NoFooter(str(path), f"a column has a name that is not UTF-8: {show(name)}; rename the column") from None
     except _arrow_errors() as error:
         raise _NoFooter(str(path), f"damaged, or not a Parquet file: {_first_sentence(error)}") from None
 

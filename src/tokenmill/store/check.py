@@ -241,7 +241,7 @@ def _check_sources(path: Path, shard: ShardInfo, num_inputs: int) -> None:
             batches = file.iter_batches(INDEX_PIECE, columns=["input", "position"], use_threads=False)
             if not _are_in_order(batches, num_inputs):
                 raise StoreError(f"{path}: its documents are not in the order of the inputs")
-    except (pa.ArrowException, OSError, KeyError) as error:
+    except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0][:120]
         raise StoreError(f"{path} cannot be read as Parquet ({reason})") from None
 

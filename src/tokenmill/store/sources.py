@@ -45,5 +45,5 @@ def _read_rows(path: Path, numbers: list[int]) -> list[dict[str, Any]]:
                     rows |= dict(zip(here, table.to_pylist(), strict=True))
                 first = stop
         return [rows[number] for number in numbers]
-    except (pa.ArrowException, OSError, KeyError) as error:
+    except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} cannot be read ({str(error)[:80]}); run tokenmill verify") from None

@@ -187,7 +187,7 @@ def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Man
     if len(data) > MOST_JSON_BYTES:
         raise StoreError(
             f"{store} would have a manifest of {len(data):,} bytes, and at most {MOST_JSON_BYTES:,} are read; make "
-            "fewer shards with a larger --shard-size, or several stores, which can be opened as one"
+            "several stores of these inputs, which can be opened as one"
         )
     if journal.mirror is not None:
         journal.mirror.finish(store, data)

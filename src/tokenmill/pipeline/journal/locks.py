@@ -143,7 +143,7 @@ def taking_turns(store: Path) -> Iterator[None]:
     """Hold a lock while a run reads the state of a directory, or finishes it, so that ranks do so one at a time."""
     path = store / TURN
     while True:
-        with path.open("ab", buffering=0) as file:
+        with path.open("a+b", buffering=0) as file:
             try_lock(file, fcntl.LOCK_EX)
             if not _is_same_file(file, path):
                 continue
