@@ -53,9 +53,11 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int = MOST_JSON_BYTES
         return file.read(size)
 
 
-def check_regular(path: str | os.PathLike[str], most_bytes: int | None = None) -> int:
-    """Return the size of a regular file; for libraries that open a path themselves."""
-    return _check(os.stat(path), path, most_bytes)  # noqa: PTH116 (a Path for each of many files takes long)
+def check_regular(path: str | os.PathLike[str], most_bytes: int | None = None) -> os.stat_result:
+    """Return the status of a regular file; for libraries that open a path themselves."""
+    status = os.stat(path)  # noqa: PTH116 (a Path for each of many files takes long)
+    _check(status, path, most_bytes)
+    return status
 
 
 def _check(status: os.stat_result, path: str | os.PathLike[str], most_bytes: int | None) -> int:

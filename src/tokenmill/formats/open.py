@@ -265,6 +265,7 @@ def _join_files(name: str, files: Sequence[TokenFile]) -> Documents:
         offsets=[file.offset for file in files],
         sizes=[file.size for file in files],
     )
+    table.note_files()
     beside = {".mask": table.beside(ending + first.mask, BESIDE[".mask"])} if first.mask else {}
     return Documents(table, name, _fingerprint(files), beside=beside)
 

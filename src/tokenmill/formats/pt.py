@@ -207,7 +207,7 @@ class _Tensor(NamedTuple):
 
 def _find_tensor(path: Path) -> TokenFile | None:
     """Find the ids in an archive; None if only torch can read it."""
-    size = check_regular(path)
+    size = check_regular(path).st_size
     try:
         with zipfile.ZipFile(path) as archive:
             pickle, order = _entry(archive, "data.pkl"), _entry(archive, "byteorder")

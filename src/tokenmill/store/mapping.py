@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,14 +48,20 @@ class MappedFile:
 
     num_live = 0
 
-    def __init__(self, path: str | Path, num_bytes: int, *, is_random: bool = False) -> None:
-        """Map a file of known size; `is_random` turns off the kernel's readahead."""
+    def __init__(
+        self, path: str | Path, num_bytes: int, confirm: Callable[[int], None], *, is_random: bool = False
+    ) -> None:
+        """Map a file of known size; `is_random` turns off the kernel's readahead.
+
+        `confirm` gets the descriptor before the file is mapped, and raises an error if it is the wrong file.
+        """
         self.address = 0
         self.num_bytes = num_bytes
         descriptor, size = regular_descriptor(path)
         try:
             if size != num_bytes:
                 raise StoreError(f"{path} has {size} bytes; the store says {num_bytes}")
+            confirm(descriptor)
             address = _libc.mmap(None, num_bytes, _READ, _SHARED, descriptor, 0)
             if address == _FAILED:
                 raise StoreError(f"{path} cannot be mapped: {os.strerror(ctypes.get_errno())}")

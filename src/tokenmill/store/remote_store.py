@@ -27,8 +27,7 @@ from tokenmill.remote.object_request import describe_endpoint
 from tokenmill.remote.ranges import AHEAD_BYTES, ByteRange, RangeReader
 from tokenmill.remote.remote_errors import NoSuchObject, ServerUnreachable
 from tokenmill.store.manifest import MANIFEST, FileInfo, Manifest, decode_manifest
-from tokenmill.store.shard import BESIDE
-from tokenmill.store.store import Split, TokenStore, check_manifest
+from tokenmill.store.store import LOADED, Split, TokenStore, check_manifest
 from tokenmill.store.table import read_into
 
 __all__ = ["FETCHES", "RemoteStore", "open_remote", "open_store"]
@@ -41,8 +40,6 @@ PIN_ATTEMPTS = 5
 MANIFEST_ATTEMPTS = 3
 PIECE_BYTES = 4 << 20
 """Bytes of one request for a long range."""
-LOADED = (".bin", ".idx", *BESIDE)
-"""The files of a shard that loading needs."""
 
 
 def open_remote(

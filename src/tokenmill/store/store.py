@@ -24,14 +24,26 @@ from tokenmill.errors import DataError, StoreError, UsageError
 from tokenmill.regular_files import UnfitFile, check_regular
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import MANIFEST, RESTORE, Manifest, ShardInfo, SplitInfo, read_manifest
+from tokenmill.store.opened_files import OpenedFiles
 from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES, dtype_for
 from tokenmill.store.table import ShardCache, ShardTable
 from tokenmill.text_batch import IntArray
 
-__all__ = ["Split", "TokenSource", "TokenStore", "check_inside", "check_manifest", "check_vocabulary", "open_shards"]
+__all__ = [
+    "LOADED",
+    "Split",
+    "TokenSource",
+    "TokenStore",
+    "check_inside",
+    "check_manifest",
+    "check_vocabulary",
+    "open_shards",
+]
 
 TOKENIZER = "tokenizer"
 _NEEDED = {".bin", ".idx"}
+LOADED = (".bin", ".idx", *BESIDE)
+"""The files of a shard that loading needs."""
 
 
 class TokenSource:
@@ -110,15 +122,18 @@ class TokenStore(TokenSource):
     shard_cache: ShardCache | None = None
     """The cache that holds the files of a remote store."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, checksum: str | None = None) -> None:
+        """Open a store; a copy of it in another process must find the manifest with the same `checksum`."""
         self.path = Path(path_of(path, "the path of a store"))
         self.manifest: Manifest = read_manifest(self.path)
+        if checksum is not None and self.manifest.checksum != checksum:
+            raise StoreError(f"{self.path} was replaced by another store while it was in use; open it again")
         check_manifest(self.path, self.manifest)
         self.vocab_size: int = self.manifest.tokenizer.vocab_size
         self.splits: dict[str, Split] = {name: Split(self, name, info) for name, info in self.manifest.splits.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TokenStore, (self.path,)
+        return TokenStore, (self.path, self.manifest.checksum)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -203,19 +218,22 @@ def _map_shards(
     """Check the sizes of shards, and make the tables of their tokens and of the companion files."""
     kind = DTYPES[dtype][1]
     stems = [f"{store}/{shard.name}" for shard in shards]
-    for stem, shard in zip(stems, shards, strict=True):
-        _check_shard(store, stem, shard, kind.itemsize, is_local=cache is None)
+    files = OpenedFiles([shard.files for shard in shards])
+    for number, (stem, shard) in enumerate(zip(stems, shards, strict=True)):
+        _check_counts(stem, shard, kind.itemsize)
+        for suffix in LOADED if cache is None else ():
+            if suffix in shard.files:
+                files.note(number, suffix, _check_size(store, stem + suffix, shard.files[suffix].bytes))
     counts = [shard.num_documents for shard in shards], [shard.num_tokens for shard in shards]
-    table = ShardTable(stems, *counts, kind, caches=None if cache is None else [cache] * len(stems))
+    caches = None if cache is None else [cache] * len(stems)
+    table = ShardTable(stems, *counts, kind, caches=caches)
+    table.files = files
     suffixes = {suffix for shard in shards for suffix in shard.files}
     return table, {suffix: table.beside(suffix, kind) for suffix, kind in BESIDE.items() if suffix in suffixes}
 
 
-def _check_shard(store: Path, stem: str, shard: ShardInfo, itemsize: int, *, is_local: bool) -> None:
-    """Refuse a shard whose counts and sizes contradict each other, or whose local files have other sizes.
-
-    These are the files that loading needs; `verify` checks all of them.
-    """
+def _check_counts(stem: str, shard: ShardInfo, itemsize: int) -> None:
+    """Refuse a shard whose counts and sizes contradict each other."""
     missing = _NEEDED - shard.files.keys()
     if missing:
         raise StoreError(f"the manifest lists no {min(missing)} file for shard {shard.name}; tokenize again")
@@ -227,18 +245,21 @@ def _check_shard(store: Path, stem: str, shard: ShardInfo, itemsize: int, *, is_
         raise StoreError(f"{stem}.idx is not the index of {shard.num_documents} documents, as the manifest says")
     if shard.num_tokens and not shard.num_documents:
         raise StoreError(f"{stem}.bin has {shard.num_tokens} tokens of no document; {RESTORE}")
-    for suffix in sorted(shard.files.keys() & (_NEEDED | BESIDE.keys())) if is_local else ():
-        path, expected = stem + suffix, shard.files[suffix].bytes
-        try:
-            if os.path.islink(path):  # noqa: PTH114 (a Path for each of 60,000 files takes a second)
-                check_inside(store, path)
-            size = check_regular(path)
-        except UnfitFile as error:
-            raise StoreError(f"{path} cannot be read: {error.strerror}; {RESTORE}") from None
-        except (OSError, ValueError):
-            raise StoreError(f"{path} is missing; {RESTORE}") from None
-        if size != expected:
-            raise StoreError(f"{path} has {size} bytes and the manifest says {expected}; {RESTORE}")
+
+
+def _check_size(store: Path, path: str, expected: int) -> os.stat_result:
+    """Refuse a file that has another size than the manifest says, that is not a regular one or is outside the store."""
+    try:
+        if os.path.islink(path):  # noqa: PTH114 (a Path for each of 60,000 files takes a second)
+            check_inside(store, path)
+        found = check_regular(path)
+    except UnfitFile as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}; {RESTORE}") from None
+    except (OSError, ValueError):
+        raise StoreError(f"{path} is missing; {RESTORE}") from None
+    if found.st_size != expected:
+        raise StoreError(f"{path} has {found.st_size} bytes and the manifest says {expected}; {RESTORE}")
+    return found
 
 
 def _as_ids(ids: npt.ArrayLike, vocab_size: int) -> list[int]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from tokenmill.regular_files import regular_descriptor
 from tokenmill.store import mapping
 from tokenmill.store.manifest import RESTORE
 from tokenmill.store.mapping import MappedFile, everywhere, let_go, will_need
+from tokenmill.store.opened_files import OpenedFiles
 from tokenmill.store.shard import HEADER, INDEX_HEADER_BYTES, MAGIC, dtype_code
 
 __all__ = ["Integers", "ShardCache", "ShardTable", "read_into"]
@@ -88,6 +90,8 @@ class ShardTable:
         self.num_tokens = np.array(num_tokens, np.int64)
         ends = self._offsets + self.num_tokens * dtype.itemsize
         self._sizes = ends if sizes is None else np.array(sizes, np.int64)
+        self.files = OpenedFiles([{}] * len(stems))
+        """Which files the paths named when the store was opened."""
         self._starts = {shard: np.ascontiguousarray(some, "<i8") for shard, some in (starts or {}).items()}
         self._forget_mappings()
 
@@ -118,6 +122,7 @@ class ShardTable:
             sizes=np.concatenate([table._sizes for table in tables]),
             caches=[cache for table in tables for cache in table._caches],
         )
+        joined.files = OpenedFiles.join([table.files for table in tables])
         joined._suffixes = [suffix for table in tables for suffix in table._suffixes]
         joined._index_dtype = tables[0]._index_dtype
         return joined
@@ -126,6 +131,7 @@ class ShardTable:
         """The table of companion files that have another value for each token, such as a loss mask."""
         counts = self.num_documents, self.num_tokens
         table = ShardTable(self.stems, *counts, np.dtype(dtype), self._starts, suffix=suffix, caches=self._caches)
+        table.files = self.files
         table._index_dtype = self._index_dtype
         return table
 
@@ -182,6 +188,17 @@ class ShardTable:
 
     def _token_path(self, shard: int) -> str:
         return self.stems[shard] + self._suffixes[shard]
+
+    def note_files(self) -> None:
+        """Remember which files of tokens the paths name; one without a name cannot be replaced."""
+        for shard in range(len(self.stems)):
+            status = os.stat(self._token_path(shard))  # noqa: PTH116
+            if status.st_nlink:
+                self.files.note(shard, self._suffixes[shard], status)
+
+    def _confirm(self, shard: int, suffix: str) -> Callable[[int], None]:
+        """The check of an open file against what its path named when the store was opened."""
+        return partial(self.files.confirm, shard, suffix, self.stems[shard] + suffix)
 
     def document_bounds(self, shards: Integers, documents: Integers) -> tuple[Integers, Integers]:
         """The positions in its shard of each document's first token and of the one past its last."""
@@ -241,27 +258,30 @@ class ShardTable:
         tokens = np.empty(stop - start, self.dtype)
         if len(tokens):
             offset = int(self._offsets[shard]) + start * self.dtype.itemsize
-            cache = self._caches[shard]
-            read = read_into if cache is None else cache.read_into
-            read(self._token_path(shard), tokens.view(np.uint8).data, offset)
+            path, buffer, cache = self._token_path(shard), tokens.view(np.uint8).data, self._caches[shard]
+            if cache is None:
+                read_into(path, buffer, offset, self._confirm(shard, self._suffixes[shard]))
+            else:
+                cache.read_into(path, buffer, offset)
         return tokens
 
     def _map_tokens(self, shards: Integers) -> None:
         with self._lock:
             for shard in sorted(set(shards.tolist())):
-                offset, path, cache = int(self._offsets[shard]), self._token_path(shard), self._caches[shard]
+                offset, cache = int(self._offsets[shard]), self._caches[shard]
                 if not self.num_tokens[shard] or offset % self.dtype.itemsize:
                     self._token_addresses[shard] = UNMAPPED  # an array over memory needs aligned tokens
-                elif self._token_addresses[shard] == UNKNOWN and (cache is None or cache.pin(path)):
-                    address = self._map(path, int(self._sizes[shard]), is_random=True)
+                elif self._token_addresses[shard] == UNKNOWN and (cache is None or cache.pin(self._token_path(shard))):
+                    address = self._map(shard, self._suffixes[shard], int(self._sizes[shard]), is_random=True)
                     self._token_addresses[shard] = address if address == UNMAPPED else address + offset
 
-    def _map(self, path: str, size: int, *, is_random: bool = False) -> int:
+    def _map(self, shard: int, suffix: str, size: int, *, is_random: bool = False) -> int:
         if size == 0 or MappedFile.num_live >= mapping.MAX_MAPPINGS:
             self._all_mapped = False
             return UNMAPPED
+        path = self.stems[shard] + suffix
         try:
-            mapped = MappedFile(path, size, is_random=is_random)
+            mapped = MappedFile(path, size, self._confirm(shard, suffix), is_random=is_random)
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}") from None
         self._kept.append(mapped)
@@ -288,9 +308,9 @@ class ShardTable:
     def _map_index(self, shard: int) -> int:
         count = int(self.num_documents[shard])
         path = f"{self.stems[shard]}.idx"
-        address = self._map(path, INDEX_HEADER_BYTES + 20 * count + 8)
+        address = self._map(shard, ".idx", INDEX_HEADER_BYTES + 20 * count + 8)
         header = bytearray(INDEX_HEADER_BYTES)
-        read_into(path, memoryview(header), 0)
+        read_into(path, memoryview(header), 0, self._confirm(shard, ".idx"))
         if HEADER.unpack(header) != (MAGIC, 1, dtype_code(self._index_dtype), count, count + 1):
             raise StoreError(f"{path} is not the index of a {self._index_dtype} shard of {count} documents")
         base = address if address == UNMAPPED else address + INDEX_HEADER_BYTES + 4 * count
@@ -312,7 +332,7 @@ class ShardTable:
         for at in np.flatnonzero(unmapped).tolist():
             shard = int(shards[at])
             offset = INDEX_HEADER_BYTES + 4 * int(self.num_documents[shard]) + 8 * int(documents[at])
-            read_into(f"{self.stems[shard]}.idx", buffer.data.cast("B"), offset)
+            read_into(f"{self.stems[shard]}.idx", buffer.data.cast("B"), offset, self._confirm(shard, ".idx"))
             values[at] = buffer[0]
         return values
 
@@ -323,13 +343,14 @@ class ShardTable:
         )
 
 
-def read_into(path: str, buffer: memoryview, offset: int) -> None:
-    """Fill a buffer with the bytes of a local file from `offset` on."""
+def read_into(path: str, buffer: memoryview, offset: int, confirm: Callable[[int], None] = lambda _: None) -> None:
+    """Fill a buffer with the bytes of a local file from `offset` on; `confirm` may refuse the open file."""
     try:
         descriptor, _ = regular_descriptor(path)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from None
     try:
+        confirm(descriptor)
         while len(buffer):
             count = os.preadv(descriptor, [buffer], offset)
             if count == 0:

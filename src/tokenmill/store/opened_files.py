@@ -1,0 +1,75 @@
+"""Which files the paths of a store named when it was opened, so that a loader never mixes two stores.
+
+Shards are mapped when they are first read, perhaps hours after the store was opened. A file that has another inode or
+modification time by then is used only if it has the checksum that the manifest gave when the store was opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import StoreError
+from tokenmill.store.manifest import FileInfo
+from tokenmill.store.shard import hash_file
+
+__all__ = ["OpenedFiles"]
+
+_MASK = (1 << 64) - 1
+
+
+class OpenedFiles:
+    """The files of shards by suffix: their checksums, and the inode and modification time of each.
+
+    `infos` has the checksums of each shard's files, and none for formats without checksums.
+    """
+
+    def __init__(self, infos: Sequence[Mapping[str, FileInfo]]) -> None:
+        self._infos = list(infos)
+        self._marks: dict[str, npt.NDArray[np.uint64]] = {}
+
+    @classmethod
+    def join(cls, parts: Sequence[OpenedFiles]) -> OpenedFiles:
+        """Concatenate the shards of several stores."""
+        joined = cls([info for part in parts for info in part._infos])
+        for suffix in {suffix for part in parts for suffix in part._marks}:
+            joined._marks[suffix] = np.concatenate([part._marks_of(suffix) for part in parts])
+        return joined
+
+    def info(self, shard: int, suffix: str) -> FileInfo | None:
+        """The size and checksum of a file; None if no manifest has them."""
+        return self._infos[shard].get(suffix)
+
+    def note(self, shard: int, suffix: str, status: os.stat_result) -> None:
+        """Remember which file the path of a shard's file names."""
+        if suffix not in self._marks:
+            self._marks[suffix] = self._marks_of(suffix)
+        self._marks[suffix][shard] = _mark(status)
+
+    def _marks_of(self, suffix: str) -> npt.NDArray[np.uint64]:
+        known = self._marks.get(suffix)
+        return np.zeros((len(self._infos), 2), np.uint64) if known is None else known
+
+    def confirm(self, shard: int, suffix: str, path: str, descriptor: int) -> None:
+        """Raise an error if an open file is another one than when the store was opened, with other bytes."""
+        marks = self._marks.get(suffix)
+        if marks is None:
+            return
+        status = os.fstat(descriptor)
+        known = marks[shard].tolist()
+        if known == [0, 0] or known == _mark(status):
+            return
+        info = self.info(shard, suffix)
+        if info is not None and info.bytes == status.st_size:
+            with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                if hash_file(file) == info:
+                    marks[shard] = _mark(status)
+                    return
+        raise StoreError(f"{path} was replaced or changed while the store was open; open the store again")
+
+
+def _mark(status: os.stat_result) -> list[int]:
+    return [status.st_ino & _MASK, status.st_mtime_ns & _MASK]
