@@ -53,6 +53,7 @@ TESTS = (
     FaultTest("hostile_stores", "hostile_stores.py", "hostile stores are refused"),
     FaultTest("hostile_tokenizers", "hostile_tokenizers.py", "hostile tokenizers are refused"),
     FaultTest("bombs", "bombs.py", "inputs that explode are refused"),
+    FaultTest("replaced_stores", "replaced_stores.py", "stores replaced while they are open"),
     FaultTest("object_store", "-m pytest tests/remote -v --tb=short", "broken answers, retries"),
     FaultTest("sanitizers", "sanitizers.py", "the C code under ASan and UBSan", 8, only_with_all=True),
     FaultTest("slurm", "../cluster/slurm.py", "jobs killed and requeued", 30, only_with_all=True),
