@@ -26,7 +26,7 @@ def swap(folder: Path, documents: list[list[int]]) -> None:
 
 def test_a_loader_of_a_replaced_store_never_mixes_the_two(tmp_path: Path) -> None:
     store = make_store(tmp_path / "tok", OLD, num_shards=8)
-    batches = iter(tm.load(store, seq_len=10, batch_size=1, shuffle=False))
+    batches = iter(tm.load(store, seq_len=10, batch_size=1, shuffle=False, epochs=1))
     assert set(next(batches).inputs.ravel().tolist()) == {1}
     swap(store, NEW)
     seen: set[int] = set()
@@ -60,7 +60,7 @@ def test_a_store_is_not_replaced_on_its_way_to_another_process(tmp_path: Path) -
 
 def test_a_shard_that_is_cut_before_it_is_mapped_is_an_error(tmp_path: Path) -> None:
     store = make_store(tmp_path / "tok", OLD, num_shards=8)
-    batches = iter(tm.load(store, seq_len=10, batch_size=1, shuffle=False))
+    batches = iter(tm.load(store, seq_len=10, batch_size=1, shuffle=False, epochs=1))
     next(batches)
     os.truncate(sorted(store.glob("train/*.bin"))[-1], 100)
     with pytest.raises(StoreError, match="has 100 bytes; the store says 500"):
