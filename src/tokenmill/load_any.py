@@ -48,8 +48,8 @@ def load(
 
     The source is the path of a store, several paths, an open store, some of its documents, or rows that are made
     already, such as a mixture. By default, `make_rows` packs rows with concat and shuffles them with seed 0.
-    `settings` are those of `Loader`: rank, world_size, layout, document_mask, epochs, drop_last, dtype, prefetch, and
-    for torch and JAX where batches should go.
+    `settings` are those of `Loader`: rank, world_size, layout, document_mask, epochs, drop_last, dtype, prefetch,
+    verify, and for torch and JAX where batches should go.
 
     A store in a bucket is read through a cache on this machine, as `open` does. `shuffle="blocks"` shuffles rows
     among about `block_tokens` tokens at a time, for stores that do not fit on the machine.
@@ -61,7 +61,8 @@ def load(
     remote = _given(cache_dir=cache_dir, cache_bytes=cache_bytes, fetch=fetch)
     blocks = _given(block_tokens=block_tokens)
     if tokenizer is not None:
-        _refuse({**blocks, **remote}, "is for stores, and this is raw text; leave it out")
+        checked = _given(verify=settings.get("verify"))
+        _refuse({**blocks, **remote, **checked}, "is for stores, and this is raw text; leave it out")
         from tokenmill.streaming.stream import stream
 
         told = {**making, **_given(split=split, vocab_size=vocab_size)}
@@ -77,7 +78,8 @@ def load(
         for leaf in rows.leaves():
             check_vocabulary(leaf.documents.name, leaf.documents.vocab_size, vocab_size)
     else:
-        if shuffle == BLOCKS and is_remote(source):
+        # Only whole shards have checksums.
+        if is_remote(source) and (shuffle == BLOCKS or settings.get("verify") is not None):
             remote.setdefault("fetch", "shard")
         documents = _find_documents(source, split, remote)
         check_vocabulary(documents.name, documents.vocab_size, vocab_size)

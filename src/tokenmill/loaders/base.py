@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tokenmill.arguments import MOST_ROWS, flag, one_of, positive, show, whole_number
 from tokenmill.dataset.rows import Rows, as_rows
-from tokenmill.errors import UsageError
+from tokenmill.errors import StoreError, UsageError
 from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import Chunk
@@ -28,6 +28,7 @@ from tokenmill.filling.layouts import LAYOUTS, map_parts
 from tokenmill.loaders._prefetch import Prefetcher
 from tokenmill.loaders._state import VERSION, check_state
 from tokenmill.loaders._world import find_rank
+from tokenmill.store.background_check import BackgroundCheck
 
 __all__ = ["FRAMEWORKS", "Loader", "batch_dtype", "count_rows", "make_loader"]
 
@@ -60,7 +61,8 @@ class Loader:
 
     `batch_size` is rows per rank. With `document_mask`, targets do not cross documents. `layout` names a trainer
     whose kind of batches to make. `prefetch` fills that many chunks ahead in a thread, which hides latency and does
-    not add speed. A batch owns its memory, so it is safe to keep.
+    not add speed. A batch owns its memory, so it is safe to keep. `verify="background"` compares the files of the store
+    with their checksums in a thread, and raises at the next batch if one is damaged.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Loader:
         drop_last: bool = False,
         dtype: npt.DTypeLike = np.int64,
         prefetch: int = 0,
+        verify: str | None = None,
     ) -> None:
         self.rows = as_rows(rows, "Loader")
         self.batch_size = whole_number(batch_size, "batch_size", 1, MOST_ROWS_OF_BATCH)
@@ -93,9 +96,32 @@ class Loader:
         self._settle()
         self._pool = BufferPool(batch_dtype(dtype))
         self._disk = _Disk()
+        self._check = None if verify is None else self._start_check(verify)
         self._next_row = 0
         self._has_ended = False
         self._generation = 0
+
+    def _start_check(self, verify: str) -> BackgroundCheck:
+        one_of(verify, ["background"], "verify")
+        for leaf in self.rows.leaves():
+            table = leaf.documents.table
+            if not table.files.have_checksums:
+                raise UsageError(f"verify={verify!r} needs checksums, and {leaf.documents.name} has none; leave it out")
+            if table.reads_ranges:
+                raise UsageError(f"verify={verify!r} needs whole shards, and fetch='range' reads parts; leave it out")
+        return BackgroundCheck()
+
+    def _watch_files(self) -> None:
+        """Have the files of the rows checked from now on, in whatever process this is."""
+        if self._check is not None:
+            for leaf in self.rows.leaves():
+                leaf.documents.table.files.watch(self._check)
+            self._check_files()
+
+    def _check_files(self) -> None:
+        """Raise if a file that batches came from is damaged."""
+        if self._check is not None and self._check.damage is not None:
+            raise StoreError(self._check.damage)
 
     def _settle(self) -> None:
         """Find the first row at which no batch begins; it is unknown while text is being tokenized."""
@@ -191,6 +217,7 @@ class Loader:
                     raise UsageError(
                         "the loader was moved, or iterated again, after this iterator began; use the new one"
                     )
+                self._check_files()
                 self._next_row += size
                 if self._end is not None and self._next_row >= self._end:
                     self._next_row, self._has_ended = min(self._next_row, self._num_rows or 0), True
@@ -199,6 +226,7 @@ class Loader:
 
     def _chunks(self, row: int) -> Iterator[list[Any]]:
         """Yield lists of batches from a row on; if rows come from a disk or a bucket, read the next ones ahead."""
+        self._watch_files()
         plan = self._plan(row)
         disk = self._disk = _Disk()
         coming: deque[Chunk] = deque()
@@ -208,6 +236,7 @@ class Loader:
                     following.will_need()
                     coming.append(following)
             batches = self._deliver(chunk.fill(self._pool))
+            self._check_files()
             disk.observe(chunk.stop - chunk.start)
             # Keep no reference to a filled chunk, or its memory could not be reused.
             del chunk

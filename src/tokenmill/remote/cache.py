@@ -2,6 +2,7 @@
 
     FOLDER/lock           taken shared to pin or rename a file, exclusively to evict files
     FOLDER/leases/NAME    locked by a living process: the files that it has mapped, one a line
+    FOLDER/checked/...    which files of stores were found sound
     FOLDER/STORE/...      files under their names in the store; `.tmp` during the download
 
 The process that holds the lock on the temporary name downloads a file, compares it with its checksum, syncs and
@@ -28,9 +29,11 @@ from tokenmill.errors import StoreError
 from tokenmill.regular_files import read_regular
 from tokenmill.remote.bucket import Bucket, ObjectInfo
 
-__all__ = ["Cache", "CacheEntry", "NoRoom"]
+__all__ = ["Cache", "CacheEntry", "NoRoom", "default_folder"]
 
 HASH_BYTES = 1 << 20
+NOT_COUNTED = {"leases", "checked"}
+"""Folders of small files that are no copies; `checked` is that of `store/background_check.py`."""
 POLL_SECONDS = 0.05
 
 
@@ -46,7 +49,7 @@ class CacheEntry(NamedTuple):
     xxh3: str
 
 
-def _default_folder() -> Path:
+def default_folder() -> Path:
     """The folder unless the user names one: `TOKENMILL_CACHE`, or a folder of the user's cache."""
     if folder := os.environ.get("TOKENMILL_CACHE"):
         return Path(folder)
@@ -58,7 +61,7 @@ class Cache:
     """A folder of at most `max_bytes`, counting all processes; by default half of the free space of its disk."""
 
     def __init__(self, folder: Path | None = None, max_bytes: int | None = None) -> None:
-        self.folder = (folder or _default_folder()).absolute()
+        self.folder = (folder or default_folder()).absolute()
         with self._explained_errors():
             (self.folder / "leases").mkdir(parents=True, exist_ok=True)
             (self.folder / "lock").touch()
@@ -215,7 +218,7 @@ class Cache:
         """All files that take space: name, bytes, and when each was last used."""
         for folder, folders, names in os.walk(self.folder):
             if folder == str(self.folder):
-                folders[:] = [name for name in folders if name != "leases"]
+                folders[:] = [name for name in folders if name not in NOT_COUNTED]
                 names = [name for name in names if name != "lock"]
             for name in names:
                 path = os.path.join(folder, name)  # noqa: PTH118 (a Path for each file takes too long)

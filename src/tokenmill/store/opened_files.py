@@ -7,12 +7,15 @@ modification time by then is used only if it has the checksum that the manifest 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import StoreError
+from tokenmill.store.background_check import BackgroundCheck
 from tokenmill.store.manifest import FileInfo
 from tokenmill.store.shard import hash_file
 
@@ -30,6 +33,19 @@ class OpenedFiles:
     def __init__(self, infos: Sequence[Mapping[str, FileInfo]]) -> None:
         self._infos = list(infos)
         self._marks: dict[str, npt.NDArray[np.uint64]] = {}
+        self._forget_process()
+
+    def _forget_process(self) -> None:
+        self._checks: weakref.WeakSet[BackgroundCheck] = weakref.WeakSet()
+        self._touched: dict[tuple[int, str], str] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process maps files for itself.
+        return {name: value for name, value in vars(self).items() if name not in {"_checks", "_touched"}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget_process()
 
     @classmethod
     def join(cls, parts: Sequence[OpenedFiles]) -> OpenedFiles:
@@ -53,8 +69,28 @@ class OpenedFiles:
         known = self._marks.get(suffix)
         return np.zeros((len(self._infos), 2), np.uint64) if known is None else known
 
+    @property
+    def have_checksums(self) -> bool:
+        """Whether there is a checksum for the files of every shard."""
+        return all(self._infos)
+
+    def watch(self, check: BackgroundCheck) -> None:
+        """Have all files checked that have been opened or will be."""
+        if check not in self._checks:
+            self._checks.add(check)
+            for (shard, suffix), path in list(self._touched.items()):
+                self._hand_over(check, shard, suffix, path)
+
+    def _hand_over(self, check: BackgroundCheck, shard: int, suffix: str, path: str) -> None:
+        if (info := self.info(shard, suffix)) is not None:
+            check.touch(path, info, has_own_time=suffix in self._marks)
+
     def confirm(self, shard: int, suffix: str, path: str, descriptor: int) -> None:
         """Raise an error if an open file is another one than when the store was opened, with other bytes."""
+        if (shard, suffix) not in self._touched:
+            self._touched[shard, suffix] = path
+            for check in list(self._checks):
+                self._hand_over(check, shard, suffix, path)
         marks = self._marks.get(suffix)
         if marks is None:
             return

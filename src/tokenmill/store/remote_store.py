@@ -202,6 +202,11 @@ class RemoteShardCache:
         """The size of the cache."""
         return self._cache.max_bytes
 
+    @property
+    def reads_ranges(self) -> bool:
+        """Whether the store is loaded by range."""
+        return self._store.fetch == "range"
+
     def _has_object(self, key: str) -> bool:
         return self._cache.has(self._store.entry_of_object(key))
 

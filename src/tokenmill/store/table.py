@@ -41,6 +41,10 @@ class ShardCache(Protocol):
     def room_bytes(self) -> int:
         """How many bytes of files the cache may hold."""
 
+    @property
+    def reads_ranges(self) -> bool:
+        """Whether parts of files are read where the whole is not needed."""
+
     def pin(self, path: str) -> bool:
         """Keep a file from being evicted, so that it can be mapped; False if it is not here."""
 
@@ -185,6 +189,11 @@ class ShardTable:
         if (cache := self._caches[shard]) is not None:
             cache.fetch([path])
         return path
+
+    @property
+    def reads_ranges(self) -> bool:
+        """Whether parts of remote shards are read, which no checksum covers."""
+        return any(cache.reads_ranges for cache in set(self._caches) if cache is not None)
 
     def _token_path(self, shard: int) -> str:
         return self.stems[shard] + self._suffixes[shard]
