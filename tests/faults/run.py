@@ -50,6 +50,7 @@ TESTS = (
     FaultTest("stopped", "stopped.py", "processes stopped and continued"),
     FaultTest("limits", "limits.py", "few descriptors, little memory, no locks"),
     FaultTest("loader_kills", "loader_kills.py", "ranks killed, world sizes changed"),
+    FaultTest("bit_flips", "bit_flips.py", "flipped bits are found", 6),
     FaultTest("hostile_stores", "hostile_stores.py", "hostile stores are refused"),
     FaultTest("hostile_tokenizers", "hostile_tokenizers.py", "hostile tokenizers are refused"),
     FaultTest("bombs", "bombs.py", "inputs that explode are refused"),
