@@ -29,9 +29,11 @@ from tokenmill.text_batch import Refusal
 __all__ = [
     "BLOCK_BYTES",
     "BYTE_ORDER_MARK",
+    "ExceedsMemory",
     "FileRange",
     "Lines",
     "Places",
+    "exceeds_memory",
     "find_filled_lines",
     "find_lines",
     "next_document",
@@ -115,8 +117,17 @@ class DocumentBlock(NamedTuple):
     problem: Refusal | None = None
 
 
-def read_blocks(stream: ByteStream, start: int, delimiter: bytes, max_bytes: int) -> Iterator[DocumentBlock]:
+class ExceedsMemory(Exception):
+    """A document that may be tokenized, but does not fit the memory of this process."""
+
+
+def read_blocks(
+    stream: ByteStream, start: int, delimiter: bytes, max_bytes: int, most_held: int
+) -> Iterator[DocumentBlock]:
     """Cut a stream whose first byte is at `start` into blocks, and hold the start of a document until its end is read.
+
+    Of a longer document than `most_held`, only the length is found out. If it is at most `max_bytes`, that is an error:
+    which documents are rejects must not depend on the memory of a machine.
 
     A stream that can step back reads that start again together with its end. This avoids a copy of each block: 665
     instead of 600 MB/s of JSON lines.
@@ -135,7 +146,7 @@ def read_blocks(stream: ByteStream, start: int, delimiter: bytes, max_bytes: int
             break
         seam = bytes(held[-size + 1 :]) if size > 1 else b""
         if num_skipped and (end := (seam + data).find(delimiter) + size) >= size:
-            yield DocumentBlock(start, b"", end, skipped_as_too_long(num_skipped + end - size))
+            yield DocumentBlock(start, b"", end, _refuse_skipped(num_skipped + end - size, max_bytes, start))
             start += num_skipped + end
             data, seam = (seam + data)[end:], b""
             held, num_skipped = bytearray(), 0
@@ -155,14 +166,14 @@ def read_blocks(stream: ByteStream, start: int, delimiter: bytes, max_bytes: int
                 step_back(len(data) - end)
             yield DocumentBlock(start, block, num_bytes)
             start += num_bytes
-        if num_skipped or len(held) >= max_bytes + size:
+        if num_skipped or len(held) >= min(max_bytes, most_held) + size:
             # Drop the held bytes, except for a possible start of the delimiter.
             num_bytes = len(held) - size + 1
             del held[:num_bytes]
             num_skipped += num_bytes
             yield DocumentBlock(start, b"", num_bytes)
     if problem is None and num_skipped:
-        problem = skipped_as_too_long(num_skipped + len(held))
+        problem = _refuse_skipped(num_skipped + len(held), max_bytes, start)
     if held or problem is not None:
         yield DocumentBlock(start, held if problem is None else b"", len(held), problem)
 
@@ -175,6 +186,20 @@ def _last_end(window: bytes, delimiter: bytes, *, overlaps: bool) -> int:
         while at >= 0:
             found, at = at, window.find(delimiter, at + len(delimiter))
     return found + len(delimiter) if found >= 0 else 0
+
+
+def _refuse_skipped(num_bytes: int, max_bytes: int, start: int) -> Refusal:
+    if num_bytes > max_bytes:
+        return skipped_as_too_long(num_bytes)
+    raise exceeds_memory(num_bytes, start)
+
+
+def exceeds_memory(num_bytes: int, start: int) -> ExceedsMemory:
+    """Describe a document that is too long for the memory of this process."""
+    return ExceedsMemory(
+        f"the document at byte {start:,} has {num_bytes:,} bytes, more than the memory of a worker holds; raise "
+        "--memory, lower --workers, or lower --max-document-bytes and pass --on-error skip to leave it out"
+    )
 
 
 def skipped_as_too_long(num_bytes: int) -> Refusal:

@@ -19,15 +19,24 @@ import msgspec
 from tokenmill.compression import ByteStream
 from tokenmill.errors import DataError, UsageError
 from tokenmill.files import InputStream, changed_while_read
-from tokenmill.readers._blocks import BLOCK_BYTES, FileRange, next_document, read_blocks
+from tokenmill.readers._blocks import BLOCK_BYTES, ExceedsMemory, FileRange, next_document, read_blocks
 from tokenmill.remote.paths import InputPath, RemoteFile
 from tokenmill.text_batch import Reject, TextBatch
 
-__all__ = ["BLOCK_BYTES", "DelimitedReader", "ReadOptions", "Reader", "as_kept", "find_value", "split_key"]
+__all__ = [
+    "BLOCK_BYTES",
+    "DelimitedReader",
+    "ExceedsMemory",
+    "ReadOptions",
+    "Reader",
+    "as_kept",
+    "find_value",
+    "split_key",
+]
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to find documents in an input. Every option except `packed` changes the output."""
+    """How to find documents in an input. Every option except the last two changes the output."""
 
     text_key: str = "text"
     """The field with the text; dots lead into nested objects."""
@@ -41,6 +50,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of supervised data: batches then have records instead of texts."""
     max_document_bytes: int = 256_000_000
     """The longest text, in bytes of UTF-8."""
+    memory_bytes: int = 1 << 62
+    """The memory of the process; a document that does not fit is an error."""
     packed: bool = False
     """Return `PackedTexts` if that is faster for a caller that wants UTF-8."""
 
@@ -75,6 +86,8 @@ class DelimitedReader(Reader):
     """What ends a document in an adapted stream; empty if the stream is one document."""
     max_bytes: int
     """A longer document is skipped without being parsed."""
+    memory_bytes: int
+    """A document that is longer, but not too long, is an error."""
 
     def plan(self, path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
         """Divide a file into ranges of `task_bytes`, the last of which may be shorter; one range if it is not split."""
@@ -124,7 +137,7 @@ class DelimitedReader(Reader):
         """
         line = 0
         clock = time.perf_counter()
-        for block in read_blocks(stream, position, self.delimiter, self.max_bytes):
+        for block in read_blocks(stream, position, self.delimiter, self.max_bytes, self.memory_bytes):
             read_seconds = time.perf_counter() - clock
             batch = self.decode(block.data, block.num_bytes if block.data else 0, block.start, line)
             batch.num_bytes, batch.read_seconds = block.num_bytes, read_seconds

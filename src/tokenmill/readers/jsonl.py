@@ -48,6 +48,7 @@ class JsonlReader(DelimitedReader):
         self._packed = _PackedTextFields(options) if options.packed and not self._has_records else None
         self._max_text = options.max_document_bytes
         # JSON spends at most two bytes per byte of text unless it escapes plain letters.
+        self.memory_bytes = options.memory_bytes
         self.max_bytes = 2 * options.max_document_bytes + (64 << 10)
 
     def decode(self, data: bytes | bytearray, num_bytes: int, position: int, line: int) -> TextBatch:

@@ -14,7 +14,14 @@ import numpy as np
 
 from tokenmill.compression import ByteStream, DamagedInput
 from tokenmill.errors import UsageError
-from tokenmill.readers._blocks import BLOCK_BYTES, BYTE_ORDER_MARK, Places, find_filled_lines, overlaps_itself
+from tokenmill.readers._blocks import (
+    BLOCK_BYTES,
+    BYTE_ORDER_MARK,
+    Places,
+    exceeds_memory,
+    find_filled_lines,
+    overlaps_itself,
+)
 from tokenmill.readers._json_strings import is_utf8
 from tokenmill.readers.base import DelimitedReader, ReadOptions
 from tokenmill.text_batch import PackedTexts, Refusal, Reject, TextBatch, too_long
@@ -38,6 +45,7 @@ class TextReader(DelimitedReader):
         self._lines = options.separator is None
         self._max_text = options.max_document_bytes
         # Room for a byte order mark and a carriage return beside the text.
+        self.memory_bytes = options.memory_bytes
         self.max_bytes = self._max_text + len(BYTE_ORDER_MARK) + 1
         self._packs = options.packed
         self._num_kept = len(options.keep_keys)
@@ -106,11 +114,13 @@ class TextReader(DelimitedReader):
         try:
             while data := stream.read(BLOCK_BYTES):
                 num_bytes += len(data)
-                if num_bytes <= self.max_bytes + BLOCK_BYTES:
+                if num_bytes <= min(self.max_bytes, self.memory_bytes) + BLOCK_BYTES:
                     held += data
         except DamagedInput as damage:
             refusal = Refusal("damaged", damage.reason, damage.num_documents)
         if num_bytes > len(held):
+            if refusal is None and num_bytes <= self.max_bytes:
+                raise exceeds_memory(num_bytes, 0)
             refusal = refusal or too_long(num_bytes, self._max_text)
         document = refusal or _decode_piece(held.removeprefix(BYTE_ORDER_MARK), self._max_text)
         texts = [] if isinstance(document, Refusal) else [document]

@@ -30,6 +30,7 @@ from tokenmill.pipeline.settings import TokenPolicy
 from tokenmill.pipeline.task.output import TaskOutput
 from tokenmill.pipeline.task.streams import read_spool
 from tokenmill.pipeline.task.text_field import TextField
+from tokenmill.readers.base import ExceedsMemory
 from tokenmill.store.shard import DTYPES, dtype_for
 from tokenmill.supervision.masks import Weights, assemble, weigh_tokens
 from tokenmill.text_batch import IntArray, PackedTexts, Reject, TextBatch, TokenBatch, check_range
@@ -98,7 +99,10 @@ class TaskRunner:
         inputs = [self.job.inputs[span.input] for span in task.spans]
         try:
             for span in task.spans:
-                self._run_span(task, span, output, report)
+                try:
+                    self._run_span(task, span, output, report)
+                except ExceedsMemory as error:
+                    raise DataError(self.job.inputs[span.input].shown, str(error)) from None
             if task.damage is not None:
                 output.reject_damage(task.damage)
                 report(Stages(num_rejects=task.damage.num_documents))
@@ -113,7 +117,8 @@ class TaskRunner:
             raise
 
     def _run_span(self, task: Task, span: Span, output: TaskOutput, report: Callable[[Stages], None]) -> None:
-        reading = msgspec.structs.replace(self.job.settings.reading, packed=self.engine.takes_packed)
+        options = {"memory_bytes": self.job.worker_bytes, "packed": self.engine.takes_packed}
+        reading = msgspec.structs.replace(self.job.settings.reading, **options)
         file = self.job.inputs[span.input]
         render = self._renderer.render if self._renderer is not None else None
         confirmed_only = self.job.on_error != "keep-damaged"
