@@ -94,6 +94,8 @@ class TokenizedText:
         self._plan = msgspec.structs.replace(plan, order=_order(plan, settings))
         self._is_ours = False
         self._too_little: UsageError | None = None
+        # A store of other text or flags is refused before a run starts that would have to be stopped again.
+        find_finished(self._store, prepared)
         self._run: BackgroundRun | None = BackgroundRun(prepared, self._plan)
         # The run stops when this object is gone.
         weakref.finalize(self, self._run.cancel)
