@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from tokenmill.engines import load_tokenizer
 from tokenmill.errors import UsageError
+from tokenmill.supervision._template import TemplateRefused
+from tokenmill.supervision._turns import Turn
 from tokenmill.supervision.chat import ChatTemplate
 from tokenmill.text_batch import Refusal
 
@@ -76,11 +78,15 @@ def talk(*contents: str, system: str | None = None) -> list[dict[str, Any]]:
     return [{"role": "system", "content": system}, *turns] if system is not None else turns
 
 
+def texts_of(text: str, turns: list[Turn]) -> list[str]:
+    return ["".join(text[start:stop] for start, stop in turn.spans) for turn in turns]
+
+
 def trained_texts(name: str, messages: list[dict[str, Any]]) -> list[str]:
     applied = template(name).apply(messages)
     assert not isinstance(applied, Refusal), applied
     text, turns = applied
-    return [text[turn.start : turn.stop] for turn in turns]
+    return texts_of(text, turns)
 
 
 def test_turns_hold_the_answer_and_its_end_and_nothing_else() -> None:
@@ -99,7 +105,7 @@ def test_turns_hold_the_answer_and_its_end_and_nothing_else() -> None:
 def test_a_generation_prompt_that_comes_unasked_is_in_the_text_but_in_no_turn() -> None:
     text, turns = template("always-prompts").apply(talk("hi", "hello"))
     assert text == "<s><|im_start|>user\nhi<|im_end|><|im_start|>assistant\nhello<|im_end|><|im_start|>assistant\n"
-    assert [text[turn.start : turn.stop] for turn in turns] == ["hello<|im_end|>"]
+    assert texts_of(text, turns) == ["hello<|im_end|>"]
 
 
 def test_a_trailing_question_and_empty_turns() -> None:
@@ -146,11 +152,11 @@ def test_replaying_a_trace_gives_what_rendering_gives(name: str, data: st.DataOb
             continue
         repeated = chat.apply(messages)
         try:
-            text, turns = chat._render_anew(messages, None)
-        except Exception:
+            rendered = chat.render(messages)
+        except TemplateRefused:
             assert isinstance(repeated, Refusal)
         else:
-            assert repeated == (text, turns if name == "tags" else [chat._trim(text, turn) for turn in turns])
+            assert repeated == rendered
 
 
 def test_what_can_be_recorded_is_recorded() -> None:
@@ -181,8 +187,8 @@ def test_real_conversations_with_real_templates(shared_data: Path, name: str) ->
             assert not isinstance(applied, Refusal)
             text, turns = applied
             answers = [message["content"] for message in record["messages"] if message["role"] == "assistant"]
-            for answer, turn in zip(answers, turns, strict=True):
-                said = text[turn.start : turn.stop].removeprefix("<think>\n\n</think>\n\n")
+            for answer, trained in zip(answers, texts_of(text, turns), strict=True):
+                said = trained.removeprefix("<think>\n\n</think>\n\n")
                 assert said.strip() == answer.strip() + end
             count += 1
     assert count > 3000
@@ -207,7 +213,7 @@ def test_calls_of_tools_are_trained_on_and_their_answers_are_not() -> None:
     assert not isinstance(applied, Refusal)
     text, turns = applied
     assert text.startswith('<|im_start|>system\n[{"name": "add"}]<|im_end|>')
-    assert [text[turn.start : turn.stop] for turn in turns] == [
+    assert texts_of(text, turns) == [
         '[{"name": "add", "arguments": {"é": [1, 2]}}]<|im_end|>',
         "It is 3.<|im_end|>",
     ]

@@ -18,14 +18,24 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-__all__ = ["OPEN", "Recorded", "Recorder", "Trace", "Turn", "Unrecordable"]
+from tokenmill.supervision._attributed import Part, Source
+from tokenmill.supervision._template import TAG, PassThrough
+from tokenmill.supervision._turns import BLANK, Turn
+
+__all__ = ["MARKS", "Recorder", "Trace", "Unrecordable", "is_recordable", "refuse_recorded"]
 
 OPEN, CLOSE = "\ue000", "\ue001"
 """Private characters around the number of a recorded string in rendered text."""
+MARKS = re.compile(f"[{OPEN}-{BLANK}]")
+"""The private characters that stand for contents."""
+FILTERS = {"trim", "length", "count", "default", "d", "string", "tojson"}
+TESTS = {"defined", "undefined", "none", "string", "mapping", "iterable", "boolean", "true", "false", "number"}
+METHODS = {"startswith", "endswith", "strip", "lstrip", "rstrip", "split", "items", "get", "keys", "values"}
+GLOBALS = {"namespace", "raise_exception", "range", TAG}
 _MARK = re.compile(f"{OPEN}([0-9]+){CLOSE}")
 
 
-class Unrecordable(Exception):
+class Unrecordable(PassThrough):
     """The template does something with a content that cannot be recorded."""
 
 
@@ -44,14 +54,6 @@ class Guard(NamedTuple):
     """A function of the content and the arguments: `str.startswith`, `bool`."""
     arguments: tuple[Any, ...]
     result: bool
-
-
-class Turn(NamedTuple):
-    """A turn of the assistant: the number of its message, and its span of characters in the text."""
-
-    message: int
-    start: int
-    stop: int
 
 
 def _value_of(slot: ContentSlot, contents: list[str]) -> str:
@@ -76,7 +78,7 @@ class Trace:
             piece = bisect_right(starts, place, hi=len(parts)) - 1
             return piece, place - starts[piece]
 
-        self._turns = [(turn.message, *locate(turn.start), *locate(turn.stop)) for turn in turns]
+        self._turns = [(turn, [(*locate(start), *locate(stop)) for start, stop in turn.spans]) for turn in turns]
 
     def fits(self, contents: list[str]) -> bool:
         """Whether the template would do the same with other contents."""
@@ -91,7 +93,10 @@ class Trace:
         values = [piece if type(piece) is str else _value_of(piece, contents) for piece in self._pieces]  # type: ignore[arg-type]
         starts = [0, *accumulate(map(len, values))]
         turns = [
-            Turn(message, starts[first] + begin, starts[last] + end) for message, first, begin, last, end in self._turns
+            turn._replace(
+                spans=tuple((starts[first] + begin, starts[last] + end) for first, begin, last, end in places)
+            )
+            for turn, places in self._turns
         ]
         return "".join(values), turns
 
@@ -109,6 +114,14 @@ class Recorder:
         recorded = Recorded(f"{OPEN}{self.slots.setdefault(slot, len(self.slots))}{CLOSE}")
         recorded.recorder, recorded.slot, recorded.value = self, slot, value
         return recorded
+
+    def find_marks(self, text: str) -> list[Part]:
+        """Return where contents are in a rendered text."""
+        slots = list(self.slots)
+        return [
+            Part(mark.start(), mark.end(), Source(slots[int(mark[1])].number, "content"))
+            for mark in _MARK.finditer(text)
+        ]
 
 
 def _refuse(name: str) -> Callable[..., Any]:
@@ -178,3 +191,29 @@ for _name in ("startswith", "endswith", "__contains__", "__eq__", "__ne__", "__b
     setattr(Recorded, _name, _recorded_test(_name))
 for _name in ("strip", "lstrip", "rstrip"):
     setattr(Recorded, _name, _recorded_change(_name))
+
+
+def is_recordable(tree: Any) -> bool:
+    """Whether a recorder can follow contents through all operations of a template."""
+    from jinja2 import nodes
+
+    def calls_known(call: Any) -> bool:
+        called = call.node
+        return called.attr in METHODS if isinstance(called, nodes.Getattr) else getattr(called, "name", "") in GLOBALS
+
+    opaque = (nodes.Concat, nodes.AssignBlock, nodes.FilterBlock, nodes.Macro, nodes.CallBlock)
+    return (
+        tree.find(opaque) is None
+        and all(node.name in FILTERS for node in tree.find_all(nodes.Filter))
+        and all(node.name in TESTS for node in tree.find_all(nodes.Test))
+        and all(isinstance(node.right, nodes.Const) for node in tree.find_all(nodes.Mod))
+        and all(map(calls_known, tree.find_all(nodes.Call)))
+    )
+
+
+def refuse_recorded(value: Any) -> None:
+    """Raise if a value has a content in it, because what becomes of it as JSON is not recorded."""
+    if isinstance(value, Recorded):
+        raise Unrecordable("tojson")
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        refuse_recorded(one)

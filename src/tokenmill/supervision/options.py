@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 __all__ = ["DEFAULT_TEMPLATE", "Supervision"]
@@ -22,6 +24,24 @@ class Supervision(msgspec.Struct, frozen=True, kw_only=True):
     weight_key: str | None = None
     ends_messages: bool = False
     """Whether conversations also get an end-of-text token, after the text of the template."""
+    template_date: str | None = None
+    """The date that `strftime_now` writes in a chat template, as 2026-01-31."""
+    template_values: dict[str, Any] = {}
+    """More names that the chat template may look at, such as `enable_thinking`."""
+    train_on: str = "all"
+    """The turns to train on: all, last, or numbers from 1 on; negative ones count from the end."""
+    train_roles: tuple[str, ...] = ("assistant",)
+    mask_reasoning: bool = False
+    mask_tool_calls: bool = False
+    allow_no_stop: bool = False
+    """Whether a data set may be without any trained token that ends a turn."""
+
+    @property
+    def turn_numbers(self) -> list[int] | None:
+        """The numbers of the turns to train on; None for all."""
+        if self.train_on == "all":
+            return None
+        return [-1] if self.train_on == "last" else [int(number) for number in self.train_on.split(",")]
 
     @property
     def fields(self) -> tuple[str | None, ...]:

@@ -125,8 +125,11 @@ class Renderer:
         if isinstance(rendered, Refusal):
             return rendered
         text, turns = rendered
-        found = [(turn.start, turn.stop, weight * (weights[turn.message] if weights else 1.0)) for turn in turns]
-        trained = [(start, stop, own) for start, stop, own in found if stop > start and own > 0]
+        trained = []
+        for turn in turns:
+            own = weight * (weights[turn.message] if weights else 1.0)
+            if own > 0:
+                trained += [(start, stop, own) for start, stop in turn.spans]
         return text, Trained(trained, self._options.ends_messages)
 
     def _refuse_strings(self, strings: Iterable[str]) -> Refusal | None:

@@ -1,0 +1,244 @@
+"""Compile a chat template in a sandbox, so that its output says which message each character came from.
+
+The environment offers what Transformers offers, except what would make the output depend on anything but the record:
+`lipsum`, the filter `random`, and `strftime_now` unless a date is given.
+
+Each `for` of the template is made to report the message that it gets to. So the text that a template writes for a
+message is known, whatever it does with the messages after it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tokenmill.errors import UsageError
+from tokenmill.supervision._attributed import (
+    Attributed,
+    AttributedDict,
+    AttributedList,
+    Event,
+    Part,
+    attach,
+    concat,
+    join,
+    parts_of,
+)
+
+__all__ = ["TAG", "CompiledTemplate", "PassThrough", "TemplateRefused"]
+
+Message = dict[str, Any]
+PROMPT = "add_generation_prompt"
+_REACHED, _ENDED, TAG, _CONCAT = "tokenmill_reached", "tokenmill_ended", "tokenmill_tag", "tokenmill_concat"
+"""Names of functions and of a filter that are added to templates."""
+
+
+class TemplateRefused(Exception):
+    """The template rejects this conversation, or its rendering does not show the turns."""
+
+
+class CompiledTemplate:
+    """A Jinja template in a sandbox. `constants` are the values of names such as `bos_token`."""
+
+    def __init__(self, source: str, constants: dict[str, Any], date: str | None = None) -> None:
+        import jinja2
+
+        self._constants = constants
+        self._date = date
+        self.refuses_json: Callable[[Any], None] | None = None
+        """What a recorder does if a content becomes JSON."""
+        environment = _environment(date)
+        environment.filters["tojson"] = self._to_json
+        try:
+            tree, self.source_tree = environment.parse(source), environment.parse(source)
+            self.has_tags = any(call.node.name == TAG for call in _calls_by_name(tree))
+            self.has_constant_prompt = _has_constant_prompt(tree)
+            _report_loops(tree, itertools.count())
+            _replace_concatenations(tree)
+            self._template = environment.from_string(tree)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise UsageError(
+                f"the chat template is not valid: {error}; pass another with --chat-template FILE"
+            ) from None
+
+    def render(self, messages: list[Message], prompt: bool, tools: Any = None) -> Attributed:
+        """Render messages, with or without the generation prompt."""
+        import jinja2
+
+        numbers = {id(message): number for number, message in enumerate(messages)}
+
+        def reached(loop: int, value: Any) -> str:
+            number = numbers.get(id(value))
+            return "" if number is None else attach("", [Part(0, 0, Event("begin", loop, number))])
+
+        try:
+            text: Attributed = self._template.render(
+                **{_REACHED: reached},
+                **{
+                    **self._constants,
+                    "messages": messages,
+                    "tools": tools,
+                    "documents": None,
+                    PROMPT: prompt,
+                },
+            )
+            return text
+        except (TemplateRefused, PassThrough):
+            raise
+        except jinja2.UndefinedError as error:
+            if "strftime_now" in str(error) and self._date is None:
+                raise UsageError(
+                    "the chat template calls strftime_now, so its text would depend on the day; pass the date that it "
+                    "should write, --template-date 2026-01-31"
+                ) from None
+            raise _cannot_render(error) from None
+        except Exception as error:
+            # Any error of a template rejects the record that it renders.
+            raise _cannot_render(error) from None
+
+    def _to_json(self, value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        """Encode a value as Transformers does: not escaped for HTML, and not sorted."""
+        if self.refuses_json is not None:
+            self.refuses_json(value)
+        text = json.dumps(value, ensure_ascii=ensure_ascii, **options)
+        if isinstance(value, (AttributedDict, AttributedList)):
+            return attach(text, [Part(0, len(text), value._source)])
+        sources = {part.what for part in parts_of(value)} if isinstance(value, str) else set()
+        return attach(text, [Part(0, len(text), sources.pop())]) if len(sources) == 1 else text
+
+
+class PassThrough(Exception):
+    """Raised by a value inside a template, for the caller of `render`."""
+
+
+def _cannot_render(error: Exception) -> TemplateRefused:
+    return TemplateRefused(f"the chat template cannot render it: {type(error).__name__}: {error}")
+
+
+def _environment(date: str | None) -> Any:
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks text of the assistant."""
+
+        tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            opening, closing = (_output(TAG, jinja2.nodes.Const(kind), line=line) for kind in ("open", "close"))
+            return [opening, *body, closing]
+
+    class Environment(ImmutableSandboxedEnvironment):
+        concat = staticmethod(concat)
+
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    environment.filters |= {"join": _join, _CONCAT: join}
+    del environment.filters["random"], environment.globals["lipsum"]
+    environment.globals |= {"raise_exception": _raise, TAG: _mark_tag, _ENDED: _mark_end}
+    if date is not None:
+        midnight = datetime.datetime.fromisoformat(date)
+        environment.globals["strftime_now"] = midnight.strftime
+    return environment
+
+
+def _output(name: str, *arguments: Any, line: int) -> Any:
+    """Make the node `{{ name(arguments) }}`."""
+    from jinja2 import nodes
+
+    call = nodes.Call(nodes.Name(name, "load"), list(arguments), [], None, None)
+    return nodes.Output([call]).set_lineno(line)
+
+
+def _calls_by_name(tree: Any) -> list[Any]:
+    from jinja2 import nodes
+
+    return [call for call in tree.find_all(nodes.Call) if isinstance(call.node, nodes.Name)]
+
+
+def _report_loops(node: Any, numbers: itertools.count[int]) -> None:
+    """Make every loop over single values report each value, and its end."""
+    from jinja2 import nodes
+
+    for field in node.fields:
+        value = getattr(node, field)
+        if isinstance(value, nodes.Node):
+            _report_loops(value, numbers)
+        if not isinstance(value, list):
+            continue
+        reported: list[Any] = []
+        for child in value:
+            reported.append(child)
+            if not isinstance(child, nodes.Node):
+                continue
+            _report_loops(child, numbers)
+            if isinstance(child, nodes.For) and isinstance(child.target, nodes.Name):
+                loop, line = nodes.Const(next(numbers)), child.lineno
+                child.body.insert(0, _output(_REACHED, loop, nodes.Name(child.target.name, "load"), line=line))
+                reported.append(_output(_ENDED, loop, line=line))
+        setattr(node, field, reported)
+
+
+def _replace_concatenations(node: Any) -> None:
+    """Replace each `a ~ b` by a filter that keeps sources."""
+    from jinja2 import nodes
+
+    def replaced(child: Any) -> Any:
+        if not isinstance(child, nodes.Node):
+            return child
+        _replace_concatenations(child)
+        if isinstance(child, nodes.Concat):
+            values = nodes.List(child.nodes, lineno=child.lineno)
+            return nodes.Filter(values, _CONCAT, [], [], None, None).set_lineno(child.lineno)
+        return child
+
+    for field in node.fields:
+        value = getattr(node, field)
+        setattr(node, field, [replaced(child) for child in value] if isinstance(value, list) else replaced(value))
+
+
+def _has_constant_prompt(tree: Any) -> bool:
+    """Whether what the template writes after its last loop is the same for all conversations.
+
+    That holds if the nodes after the last loop refer to nothing but the request for a generation prompt and names that
+    the template never assigns, and if nothing else refers to that request.
+    """
+    from jinja2 import nodes
+
+    body = tree.body
+    last = max((at for at, node in enumerate(body) if isinstance(node, nodes.For)), default=None)
+    if last is None:
+        return False
+    after = body[last + 1 :]
+    assigned = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"} | {"messages", "tools"}
+    assigned |= {macro.name for macro in tree.find_all(nodes.Macro)}
+    used_after = {name.name for node in after for name in _names(node)}
+    used_before = {name.name for node in body[: last + 1] for name in _names(node)}
+    return not used_after & assigned and PROMPT not in used_before and PROMPT not in assigned
+
+
+def _names(node: Any) -> list[Any]:
+    from jinja2 import nodes
+
+    return [*node.find_all(nodes.Name), *([node] if isinstance(node, nodes.Name) else [])]
+
+
+def _mark_tag(kind: str) -> str:
+    return attach("", [Part(0, 0, Event(kind))])
+
+
+def _mark_end(loop: int) -> str:
+    return attach("", [Part(0, 0, Event("end", loop))])
+
+
+def _join(value: Any, d: str = "", attribute: str | None = None) -> str:
+    return join(value if attribute is None else [item[attribute] for item in value], d)
+
+
+def _raise(message: str) -> Callable[..., Any]:
+    raise TemplateRefused(f"the chat template refuses it: {message}")
