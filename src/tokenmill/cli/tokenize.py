@@ -49,6 +49,21 @@ def tokenize(
         str | None, _supervised(metavar="FILE", help="Jinja template for messages \\[default: the tokenizer's].")
     ] = None,
     weight_key: Annotated[str | None, _supervised(help="Field with the weight of a record, or of spans of it.")] = None,
+    template_date: Annotated[
+        str | None, _supervised(metavar="DATE", help="The day that a chat template writes: 2026-01-31.")
+    ] = None,
+    template_values: Annotated[
+        str | None, _supervised(metavar="JSON", help="""Names for a chat template: '{"enable_thinking": false}'.""")
+    ] = None,
+    train_on: Annotated[
+        str | None, _supervised(metavar="all|last|TURNS", help="Turns to train on, such as 1,-1 \\[default: all].")
+    ] = None,
+    train_roles: Annotated[str | None, _supervised(help="Roles to train on \\[default: assistant].")] = None,
+    mask_reasoning: Annotated[bool, _supervised("--mask-reasoning", help="No loss on reasoning fields.")] = False,
+    mask_tool_calls: Annotated[bool, _supervised("--mask-tool-calls", help="No loss on calls of tools.")] = False,
+    allow_no_stop: Annotated[
+        bool, _supervised("--allow-no-stop", help="Also if no trained token would ever end a turn.")
+    ] = False,
     eos: Annotated[
         bool | None,
         _tokens(

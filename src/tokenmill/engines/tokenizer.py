@@ -81,6 +81,12 @@ class Tokenizer:
         return found if isinstance(found, str) else None
 
     @property
+    def added_tokens(self) -> list[str]:
+        """The strings that are one token each, special or not, wherever a text has them."""
+        added = (token["content"] for token in self.config.get("added_tokens") or ())
+        return list(dict.fromkeys([*self.special_tokens, *added]))
+
+    @property
     def named_tokens(self) -> dict[str, str]:
         """The special tokens by the names that templates use, such as `bos_token`."""
         settings = _side_settings(self.files).items()

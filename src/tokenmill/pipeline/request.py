@@ -24,10 +24,22 @@ from tokenmill.pipeline.input_file import InputFile, default_task_bytes
 from tokenmill.pipeline.settings import OnError, Settings, TokenPolicy
 from tokenmill.readers.base import ReadOptions
 from tokenmill.remote.object_request import SCHEMES
-from tokenmill.supervision.options import DEFAULT_TEMPLATE, Supervision
+from tokenmill.supervision.options import DEFAULT_TEMPLATE, Supervision, parse_choices
 from tokenmill.supervision.renderer import has_specials, split_template
 
 __all__ = ["Request"]
+
+CHAT_FLAGS = (
+    "chat_template",
+    "template_date",
+    "template_values",
+    "train_on",
+    "train_roles",
+    "mask_reasoning",
+    "mask_tool_calls",
+    "allow_no_stop",
+)
+"""The flags that only conversations have."""
 
 
 class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -54,6 +66,13 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     template: str | None = None
     chat_template: str | None = None
     weight_key: str | None = None
+    template_date: str | None = None
+    template_values: dict[str, Any] | str | None = None
+    train_on: str | int | None = None
+    train_roles: list[str] | str | None = None
+    mask_reasoning: bool = False
+    mask_tool_calls: bool = False
+    allow_no_stop: bool = False
     val_fraction: float = 0.0
     seed: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
     limit: Annotated[int, Meta(ge=1, lt=1 << 62)] | None = None
@@ -157,13 +176,16 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     def supervision(self, tokenizer: Tokenizer) -> Supervision | None:
         """Return how records become texts, with templates loaded; None if the data is already text."""
         if not self._supervised_keys():
-            for name in ("template", "chat_template", "weight_key"):
-                if getattr(self, name) is not None:
+            for name in ("template", "weight_key", *CHAT_FLAGS):
+                if getattr(self, name) not in (None, False):
                     raise UsageError(
                         f"{_flag(name)} is for supervised data; name its fields with --messages-key, or "
                         "--prompt-key and --response-key"
                     )
             return None
+        for name in CHAT_FLAGS:
+            if self.messages_key is None and getattr(self, name) not in (None, False):
+                raise UsageError(f"{_flag(name)} is for conversations; name their field with --messages-key")
         return Supervision(
             messages_key=self.messages_key,
             prompt_key=self.prompt_key,
@@ -172,6 +194,15 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
             chat_template=self._chat_source(tokenizer) if self.messages_key is not None else None,
             weight_key=self.weight_key,
             ends_messages=self.eos is True,
+            mask_reasoning=self.mask_reasoning,
+            mask_tool_calls=self.mask_tool_calls,
+            allow_no_stop=self.allow_no_stop,
+            **parse_choices(
+                train_on=self.train_on,
+                train_roles=self.train_roles,
+                date=self.template_date,
+                values=self.template_values,
+            ),
         )
 
     def _supervised_keys(self) -> tuple[str, ...]:

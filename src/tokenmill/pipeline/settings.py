@@ -29,7 +29,17 @@ _SUPERVISION_FLAGS = {
     "weight-key": "weight_key",
     "eos-after-messages": "ends_messages",
 }
-"""The flags of supervised data in a manifest, and the fields of `Supervision`."""
+"""The flags of supervised data in every manifest, and the fields of `Supervision`."""
+_CHOICES = {
+    "template-date": "template_date",
+    "template-values": "template_values",
+    "train-on": "train_on",
+    "train-roles": "train_roles",
+    "mask-reasoning": "mask_reasoning",
+    "mask-tool-calls": "mask_tool_calls",
+    "allow-no-stop": "allow_no_stop",
+}
+"""The flags that are in a manifest only if they were used."""
 
 
 class TokenPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +84,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         }
         if self.supervision is not None:
             flags |= {flag: getattr(self.supervision, name) for flag, name in _SUPERVISION_FLAGS.items()}
+            chosen = msgspec.to_builtins(self.supervision)
+            usual = msgspec.to_builtins(Supervision())
+            flags |= {flag: chosen[name] for flag, name in _CHOICES.items() if chosen[name] != usual[name]}
         return flags
 
     def renderer(self, tokenizer: Tokenizer) -> Renderer | None:
@@ -107,4 +120,5 @@ def supervision_of(flags: Mapping[str, Any]) -> Supervision | None:
     """Rebuild the settings of supervised data from the flags in a manifest."""
     if "messages-key" not in flags:
         return None
-    return Supervision(**{name: flags[flag] for flag, name in _SUPERVISION_FLAGS.items()})
+    known = {**_SUPERVISION_FLAGS, **_CHOICES}
+    return msgspec.convert({name: flags[flag] for flag, name in known.items() if flag in flags}, Supervision)

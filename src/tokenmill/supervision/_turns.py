@@ -206,7 +206,8 @@ class TurnFinder:
         ending = whole.text[last_own:end].rstrip()
         if self._ends_turns and self._is_ending(ending):
             return last_own + len(ending), True
-        others_follow = number + 1 < len(messages) and messages[number + 1]["role"] != messages[number]["role"]
+        after = next((n for n in range(number + 1, len(messages)) if whole.segments.get(n)), number)
+        others_follow = messages[after]["role"] != messages[number]["role"]
         following = self._following.match(whole.text, end) if others_follow else None
         return (following.end(), True) if following else (end, False)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
+import json
+import re
 from typing import Any
 
 import msgspec
 
-__all__ = ["DEFAULT_TEMPLATE", "Supervision"]
+from tokenmill.errors import UsageError
+
+__all__ = ["DEFAULT_TEMPLATE", "Supervision", "parse_choices"]
 
 DEFAULT_TEMPLATE = "{prompt}\n{response}"
 
@@ -53,3 +58,38 @@ class Supervision(msgspec.Struct, frozen=True, kw_only=True):
     def keys(self) -> tuple[str, ...]:
         """The fields to read from each record."""
         return tuple(key for key in self.fields if key)
+
+
+def parse_choices(
+    *, train_on: str | int | None, train_roles: str | list[str] | None, date: str | None, values: Any
+) -> dict[str, Any]:
+    """Check the flags that say what to train on and what a chat template may look at; return them as options."""
+    chosen: dict[str, Any] = {}
+    if train_on is not None:
+        text = str(train_on).replace(" ", "")
+        if text not in ("all", "last") and not re.fullmatch(r"-?[1-9][0-9]{0,5}(,-?[1-9][0-9]{0,5})*", text):
+            raise UsageError(f"--train-on {train_on}: expected all, last, or numbers of turns such as 1,-1")
+        chosen["train_on"] = text
+    if train_roles is not None:
+        names = train_roles.split(",") if isinstance(train_roles, str) else train_roles
+        roles = tuple(name.strip() for name in names if name.strip())
+        if not roles:
+            raise UsageError("--train-roles is empty; expected roles such as assistant,tool")
+        chosen["train_roles"] = roles
+    if date is not None:
+        try:
+            chosen["template_date"] = datetime.date.fromisoformat(str(date)).isoformat()
+        except ValueError:
+            raise UsageError(f"--template-date {date}: expected a date such as 2026-01-31") from None
+    if values is not None:
+        try:
+            parsed = json.loads(values) if isinstance(values, str) else values
+        except ValueError:
+            parsed = None
+        if not isinstance(parsed, dict) or not all(isinstance(name, str) and name.isidentifier() for name in parsed):
+            raise UsageError(
+                f"--template-values {values}: expected a JSON object of names and values, such as "
+                """'{"enable_thinking": false}'"""
+            )
+        chosen["template_values"] = parsed
+    return chosen

@@ -46,9 +46,14 @@ class Renderer:
         self._specials = re.compile(known if known and check_specials else "(?!)")
         self._pieces = split_template(supervision.template)
         self.num_characters = self.num_trained = self.num_untrained = 0
+        self.num_turns = self.num_stops = 0
+        """The trained turns, and how many of them end with something that stops the model."""
+        self.example: Example | None = None
+        """The first example that was rendered."""
         self._chat: ChatTemplate | None = None
         if supervision.chat_template is not None:
-            self._chat = ChatTemplate(supervision.chat_template, _constants(tokenizer), tokenizer.special_tokens)
+            constants = {**_constants(tokenizer), **supervision.template_values}
+            self._chat = ChatTemplate(supervision.chat_template, constants, tokenizer.added_tokens, supervision)
 
     def render(self, batch: TextBatch) -> TextBatch:
         """Replace the records of a batch by texts and their trained spans."""
@@ -87,6 +92,7 @@ class Renderer:
             return Refusal("untrained", "no token of it would be trained on: it has no response, or no assistant turn")
         if len(text) * 4 > self._max_bytes and len(text.encode()) > self._max_bytes:
             return Refusal("too-long", f"its text has more bytes than --max-document-bytes {self._max_bytes:,}")
+        self.example = self.example or example
         return example
 
     def _render_pair(self, prompt: Any, response: Any, weight: float, spans: Spans | None) -> Example | Refusal:
@@ -125,11 +131,13 @@ class Renderer:
         if isinstance(rendered, Refusal):
             return rendered
         text, turns = rendered
-        trained = []
+        trained: Spans = []
         for turn in turns:
             own = weight * (weights[turn.message] if weights else 1.0)
             if own > 0:
                 trained += [(start, stop, own) for start, stop in turn.spans]
+                self.num_turns += 1
+                self.num_stops += turn.has_stop
         return text, Trained(trained, self._options.ends_messages)
 
     def _refuse_strings(self, strings: Iterable[str]) -> Refusal | None:

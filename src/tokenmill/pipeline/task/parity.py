@@ -20,30 +20,23 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tokenmill.engines import REFERENCES, Engine, Tokenizer, create, open_tokenizer
-from tokenmill.engines.decoder import Decoder
+from tokenmill.engines import REFERENCES, Engine, create, open_tokenizer
 from tokenmill.engines.probe_strings import make_probe_strings
-from tokenmill.errors import DataError, UsageError
-from tokenmill.formatting import show_safely
+from tokenmill.errors import DataError
 from tokenmill.pipeline.input_file import InputFile, Render, Span, read_span
 from tokenmill.pipeline.plan.prepare import Job
-from tokenmill.pipeline.task.runner import surround
+from tokenmill.pipeline.task.preview import Preview, TrainedPreview, check_trained, preview_document, preview_trained
 from tokenmill.pipeline.task.text_field import TextField
 from tokenmill.readers import reader_for
 from tokenmill.readers.base import ReadOptions
 from tokenmill.remote.paths import input_path
 from tokenmill.store.manifest import ParityInfo
-from tokenmill.supervision.renderer import Renderer
 from tokenmill.text_batch import PackedTexts, TextBatch
 
 __all__ = ["GateResult", "Preview", "Sample", "mismatches", "run_gate", "take_sample"]
 
 BATCH, BATCH_CHARACTERS = 256, 250_000
 """Limits of one batch for the reference, which takes up to 300 bytes of memory per byte of text."""
-PREVIEW_HEAD, PREVIEW_TAIL = 9, 3
-PREVIEW_COLUMNS = 55
-"""The room for ids on a line of 80 columns."""
-
 SAMPLE_DOCUMENTS = 1000
 SAMPLE_BYTES = 2_000_000
 SPANS_AT_ONCE = 32
@@ -61,14 +54,6 @@ Split = Callable[[str, int], list[str]]
 """An engine's `split`."""
 
 
-class Preview(msgspec.Struct, frozen=True):
-    """The start and end of one document as the run will write it."""
-
-    text: str
-    ids: str
-    num_tokens: int
-
-
 class GateResult(msgspec.Struct, tag=True, frozen=True):
     """The comparison with the reference, and one document as the run will write it."""
 
@@ -76,6 +61,7 @@ class GateResult(msgspec.Struct, tag=True, frozen=True):
     preview: Preview | None
     unseen_keys: list[str] = []
     """The --keep-keys that no document of the sample has."""
+    trained: TrainedPreview | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +115,7 @@ def run_gate(job: Job, engine: Engine) -> GateResult:
         skips = job.on_error != "fail"
         found = take_sample(job.inputs, job.settings.reading, engine.split, render, checks_field=skips)
         if renderer is not None:
-            _check_trained(renderer)
+            check_trained(renderer, job.settings, tokenizer)
         compared = []
         if job.engine != reference_name:
             compared = found.documents
@@ -143,7 +129,9 @@ def run_gate(job: Job, engine: Engine) -> GateResult:
         num_mismatches=len(differing),
         example=differing[0][:200] if differing else None,
     )
-    return GateResult(parity, _preview(job, engine, tokenizer, found.documents), found.unseen_keys)
+    preview = preview_document(job, engine, tokenizer, found.documents[0].texts if found.documents else [])
+    trained = preview_trained(renderer, tokenizer) if renderer is not None else None
+    return GateResult(parity, preview, found.unseen_keys, trained)
 
 
 def mismatches(engine: Engine, reference: Engine, texts: list[str]) -> list[str]:
@@ -188,38 +176,6 @@ def _batches(texts: list[str]) -> Iterator[list[str]]:
             some, size = [], 0
     if some:
         yield some
-
-
-def _check_trained(renderer: Renderer) -> None:
-    """Raise if no token or every token would be trained on: the fields or the template are wrong then."""
-    if renderer.num_untrained and not renderer.num_trained:
-        raise UsageError(
-            f"no token would be trained on in any of {renderer.num_untrained:,} examples from all inputs; "
-            "check the fields and roles of the records: only responses and assistant turns are trained on"
-        )
-    if renderer.num_trained and renderer.num_trained == renderer.num_characters:
-        raise UsageError(
-            "every token would be trained on in all examples of the sample: prompts are empty, or the template "
-            "writes none; tokenize such data as text with --text-key"
-        )
-
-
-def _preview(job: Job, engine: Engine, tokenizer: Tokenizer, documents: list[Document]) -> Preview | None:
-    """Show a document as its decoded tokens and its ids, each short enough for one line."""
-    if not documents:
-        return None
-    tokens, _ = surround(
-        engine.encode(["".join(documents[0].texts)]), job.settings.policy, dtype=np.int64, vocab_size=job.vocab_size
-    )
-    decoder = Decoder(tokenizer)
-    for count in range(PREVIEW_HEAD, 0, -1):
-        head, tail = tokens[:count].tolist(), tokens[count:][-PREVIEW_TAIL:].tolist()
-        middle = " ... " if len(tokens) > count + PREVIEW_TAIL else ""
-        ids = " ".join(map(str, head)) + (middle or " ") + " ".join(map(str, tail))
-        if len(ids) <= PREVIEW_COLUMNS:
-            break
-    texts = [b"".join(map(decoder.token_bytes, part)).decode("utf-8", "replace") for part in (head, tail)]
-    return Preview(middle.join(map(show_safely, texts)), ids, len(tokens))
 
 
 def take_sample(

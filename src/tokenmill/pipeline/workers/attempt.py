@@ -165,6 +165,9 @@ def _show_first_screen(display: Display, tokenizer: Tokenizer, job: Job, result:
     if preview is not None:
         display.say(f"example    {preview.text}")
         display.say(f"           {preview.ids} ({preview.num_tokens:,} ids)")
+    if result.trained is not None:
+        display.say(f"trained    {result.trained.text}")
+        display.say(f"stop       {result.trained.stop}")
     workers = f"{budget.num_workers} worker{'s' if budget.num_workers > 1 else ''}"
     display.say(f"resources  {workers}, {budget.memory_bytes / 1e9:.1f} GB of memory\n")
     if result.unseen_keys:
