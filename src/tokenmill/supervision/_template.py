@@ -31,6 +31,8 @@ from tokenmill.supervision._attributed import (
 __all__ = ["TAG", "CompiledTemplate", "PassThrough", "TemplateRefused"]
 
 Message = dict[str, Any]
+OBJECTS = (dict, AttributedDict)
+DICT_NAMES = frozenset(dir(AttributedDict()))
 PROMPT = "add_generation_prompt"
 _REACHED, _ENDED, TAG, _CONCAT = "tokenmill_reached", "tokenmill_ended", "tokenmill_tag", "tokenmill_concat"
 """Names of functions and of a filter that are added to templates."""
@@ -121,6 +123,7 @@ def _cannot_render(error: Exception) -> TemplateRefused:
 def _environment(date: str | None) -> Any:
     import jinja2
     from jinja2.ext import Extension, loopcontrols
+    from jinja2.runtime import LoopContext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
@@ -136,6 +139,15 @@ def _environment(date: str | None) -> Any:
 
     class Environment(ImmutableSandboxedEnvironment):
         concat = staticmethod(concat)
+
+        def getattr(self, obj: Any, attribute: str) -> Any:
+            # A third of a rendering is looking up fields of messages, because the sandbox first looks for methods of
+            # these names, and checks whether they are safe.
+            if type(obj) in OBJECTS and attribute not in DICT_NAMES:
+                return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+            if type(obj) is LoopContext and not attribute.startswith("_"):
+                return getattr(obj, attribute, None) or super().getattr(obj, attribute)
+            return super().getattr(obj, attribute)
 
     environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     environment.filters |= {"join": _join, _CONCAT: join}

@@ -12,8 +12,9 @@ generation stops. Both follow from renderings of the template, never from a sear
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ Span = tuple[int, int]
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 BLANK = "\ue004"
 """Stands for a content."""
+MOST_HEADERS = 1000
 CLOSING = ">])}:"
 """Characters that end a tag or a name, as in `<assistant>` or `ASSISTANT:`."""
 
@@ -45,8 +47,9 @@ class Rendering:
     def __init__(self, text: Attributed, own: Iterable[Part] = ()) -> None:
         self.text = str.__str__(text)
         parts = parts_of(text)
-        events = [part for part in parts if isinstance(part.what, Event)]
-        self.sources = sorted([*own, *(part for part in parts if isinstance(part.what, Source))])
+        events = [part for part in parts if type(part.what) is Event]
+        self.sources = [*own, *(part for part in parts if type(part.what) is Source)]
+        self._places = [part.start for part in self.sources]
         self.tags = _pair_tags(events)
         self.segments = _find_segments(events)
 
@@ -67,11 +70,14 @@ class Rendering:
             raise TemplateRefused(f"the chat template writes message {number + 1} in {len(spans)} places")
         return spans[0] if spans else None
 
+    def sources_in(self, start: int, stop: int) -> list[Part]:
+        """Return the characters between two places that are not the template's."""
+        first, last = max(0, bisect_right(self._places, start) - 1), bisect_left(self._places, stop)
+        return [part for part in self.sources[first:last] if part.stop > start]
+
     def own(self, number: int, start: int, stop: int) -> list[Part]:
         """Return the characters between two places that are a message's own."""
-        return [
-            part for part in self.sources if part.what.message == number and part.stop > start and part.start < stop
-        ]
+        return [part for part in self.sources_in(start, stop) if part.what.message == number]
 
 
 def _pair_tags(events: list[Part]) -> list[Span]:
@@ -111,6 +117,8 @@ class TurnFinder:
         known = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
         self._tokens = re.compile(f"({known or '(?!)'})")
         self._following = re.compile(rf"\s*(?:{known or '(?!)'})")
+        self._common_start = lru_cache(MOST_HEADERS)(self._compare)
+        """The header of a turn is mostly one of a few strings."""
 
     def find(self, render: Render, messages: list[Message], wanted: Sequence[int]) -> tuple[Rendering, list[Turn]]:
         """Return the rendered conversation, and the turns of the messages with the numbers `wanted`."""
@@ -169,7 +177,7 @@ class TurnFinder:
             return None
         return _ask(self._render, [{"role": "user", "content": BLANK}]) or None
 
-    def _common_start(self, one: str, other: str) -> int:
+    def _compare(self, one: str, other: str) -> int:
         """Return the length of the common start of two texts.
 
         A word or a tag of the turn that only begins like one of the prompt is in the turn as a whole.
@@ -250,9 +258,7 @@ class TurnFinder:
     ) -> list[Span]:
         """Return the parts of a turn around what later messages say in it, such as the answers of tools."""
         start, end = turn
-        later = [
-            part for part in whole.sources if part.what.message > number and start < part.stop and part.start < end
-        ]
+        later = [part for part in whole.sources_in(start, end) if part.what.message > number]
         is_moved = number + 1 < len(messages) and not whole.segments.get(number + 1)
         if not later and not is_moved:
             return [turn]

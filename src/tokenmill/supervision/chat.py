@@ -71,9 +71,10 @@ class ChatTemplate:
         def render(some: list[Message], prompt: bool) -> Rendering:
             return Rendering(self._template.render(some, prompt, tools))
 
-        whole, turns = self._finder.find(render, attributed, self._wanted(messages))
+        wanted = self._wanted(messages)
+        whole, turns = self._finder.find(render, attributed, wanted)
         found = {turn.message: turn for turn in turns}
-        for number in self._wanted(messages):
+        for number in wanted:
             _check_written(whole, messages[number], number, found.get(number))
         return whole.text, select_turns(whole, messages, turns, self._options)
 
