@@ -35,7 +35,7 @@ OBJECTS = (dict, AttributedDict)
 DICT_NAMES = frozenset(dir(AttributedDict()))
 PROMPT = "add_generation_prompt"
 _REACHED, _ENDED, TAG, _CONCAT = "tokenmill_reached", "tokenmill_ended", "tokenmill_tag", "tokenmill_concat"
-"""Names of functions and of a filter that are added to templates."""
+"""Names of functions and filters that are added to templates."""
 
 
 class TemplateRefused(Exception):
@@ -49,11 +49,12 @@ class CompiledTemplate:
         import jinja2
 
         self._constants = constants
+        self._numbers: dict[int, int] = {}
         self._date = date
         self.refuses_json: Callable[[Any], None] | None = None
         """What a recorder does if a content becomes JSON."""
         environment = _environment(date)
-        environment.filters["tojson"] = self._to_json
+        environment.filters |= {"tojson": self._to_json, _REACHED: self._mark_message}
         try:
             tree, self.source_tree = environment.parse(source), environment.parse(source)
             self.has_tags = any(call.node.name == TAG for call in _calls_by_name(tree))
@@ -70,23 +71,10 @@ class CompiledTemplate:
         """Render messages, with or without the generation prompt."""
         import jinja2
 
-        numbers = {id(message): number for number, message in enumerate(messages)}
-
-        def reached(loop: int, value: Any) -> str:
-            number = numbers.get(id(value))
-            return "" if number is None else attach("", [Part(0, 0, Event("begin", loop, number))])
-
+        self._numbers = {id(message): number for number, message in enumerate(messages)}
+        named = {"messages": messages, "tools": tools, "documents": None, PROMPT: prompt}
         try:
-            text: Attributed = self._template.render(
-                **{_REACHED: reached},
-                **{
-                    **self._constants,
-                    "messages": messages,
-                    "tools": tools,
-                    "documents": None,
-                    PROMPT: prompt,
-                },
-            )
+            text: Attributed = self._template.render(**{**self._constants, **named})
             return text
         except (TemplateRefused, PassThrough):
             raise
@@ -100,6 +88,11 @@ class CompiledTemplate:
         except Exception as error:
             # Any error of a template rejects the record that it renders.
             raise _cannot_render(error) from None
+
+    def _mark_message(self, value: Any, loop: int) -> str:
+        """Say that a loop has reached a value, if it is a message."""
+        number = self._numbers.get(id(value))
+        return "" if number is None else attach("", [Part(0, 0, Event("begin", loop, number))])
 
     def _to_json(self, value: Any, ensure_ascii: bool = False, **options: Any) -> str:
         """Encode a value as Transformers does: not escaped for HTML, and not sorted."""
@@ -125,6 +118,7 @@ def _environment(date: str | None) -> Any:
     from jinja2.ext import Extension, loopcontrols
     from jinja2.runtime import LoopContext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
 
     class Generation(Extension):
         """`{% generation %}` marks text of the assistant."""
@@ -145,7 +139,7 @@ def _environment(date: str | None) -> Any:
             # these names, and checks whether they are safe.
             if type(obj) in OBJECTS and attribute not in DICT_NAMES:
                 return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-            if type(obj) is LoopContext and not attribute.startswith("_"):
+            if type(obj) in (LoopContext, Namespace) and not attribute.startswith("_"):
                 return getattr(obj, attribute, None) or super().getattr(obj, attribute)
             return super().getattr(obj, attribute)
 
@@ -191,7 +185,9 @@ def _report_loops(node: Any, numbers: itertools.count[int]) -> None:
             _report_loops(child, numbers)
             if isinstance(child, nodes.For) and isinstance(child.target, nodes.Name):
                 loop, line = nodes.Const(next(numbers)), child.lineno
-                child.body.insert(0, _output(_REACHED, loop, nodes.Name(child.target.name, "load"), line=line))
+                value = nodes.Name(child.target.name, "load")
+                marked = nodes.Filter(value, _REACHED, [loop], [], None, None)
+                child.body.insert(0, nodes.Output([marked]).set_lineno(line))
                 reported.append(_output(_ENDED, loop, line=line))
         setattr(node, field, reported)
 
