@@ -127,6 +127,8 @@ class Renderer:
             return cleaned
         if refusal := self._refuse_strings(plain[1] if plain else _strings(cleaned, but="role")):
             return refusal
+        if self._options.mask_reasoning and (refusal := _refuse_inline_reasoning(cleaned)):
+            return refusal
         rendered = self._chat.apply(cleaned, tools or None)
         if isinstance(rendered, Refusal):
             return rendered
@@ -171,8 +173,20 @@ def clean_messages(messages: Any) -> list[dict[str, Any]] | Refusal:
             return Refusal("bad-messages", shorten(f"message {number} has no role; it has {keys}"))
         if None in message.values():
             message = {key: value for key, value in message.items() if value is not None}
+        if isinstance(message.get("content"), list):
+            parts = [_drop_nulls(part) for part in message["content"]]
+            kinds = [part.get("type", "text") if isinstance(part, dict) else "text" for part in parts]
+            if other := next((kind for kind in kinds if kind != "text"), None):
+                return Refusal(
+                    "not-text", shorten(f"message {number} has a part of type {other!r}; only text is stored")
+                )
+            message = {**message, "content": parts}
         cleaned.append(message if "content" in message else {**message, "content": ""})
     return cleaned
+
+
+def _drop_nulls(value: Any) -> Any:
+    return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
 
 
 def _strings(values: Iterable[Any], but: str = "") -> list[str]:
@@ -186,6 +200,17 @@ def _strings(values: Iterable[Any], but: str = "") -> list[str]:
         elif isinstance(value, list):
             found += _strings(value)
     return found
+
+
+def _refuse_inline_reasoning(messages: list[dict[str, Any]]) -> Refusal | None:
+    """Refuse a content with reasoning in it, which --mask-reasoning could not tell from the answer."""
+    for number, message in enumerate(messages, 1):
+        if any("</think>" in string for string in _strings([message.get("content")])):
+            detail = (
+                f"message {number} has </think> in its content; --mask-reasoning needs reasoning in a field of its own"
+            )
+            return Refusal("inline-reasoning", shorten(detail))
+    return None
 
 
 def _take_weights(messages: Any, key: str) -> list[float] | Refusal:
