@@ -60,6 +60,7 @@ test-interop: $(VENV)/all
 	$(BIN)/python tests/interop/run.py
 	$(BIN)/python tests/interop/other_writers.py
 	$(BIN)/python tests/interop/chat.py
+	$(BIN)/python tests/interop/trl_templates.py
 
 # The page of `report` in headless Chromium (Debian: chromium chromium-driver), driven by selenium.
 test-browser: $(VENV)/all

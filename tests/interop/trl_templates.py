@@ -3,9 +3,10 @@
     python tests/interop/trl_templates.py [FAMILY...]
 
 TRL has pairs of templates: a model's own, and one with `{% generation %}` tags around what the assistant writes. For
-every pair and every conversation of `conversations.py`, three templates are tokenized by `tokenmill tokenize`: the model's
-own, the tagged one, and the tagged one without its tags, whose turns must then be found. Texts, ids and masks are those
-of Transformers, except for these rules (docs/supervised.md), which are counted:
+every pair and every conversation of `conversations.py`, three templates are tokenized by `tokenmill tokenize`: the
+model's own, the tagged one, and the tagged one without its tags, whose turns must then be found. Texts, ids and masks
+are those of Transformers, except for these rules (docs/supervised.md), which are counted. Of templates without a tagged
+one, the ids are compared.
 
     white space     after the end of a turn is not trained on
     prompt          the tokens that a turn shares with the generation prompt are not trained on
@@ -40,7 +41,7 @@ from tokenmill.display import Silence
 DATE = "2026-01-31"
 NAMES = {"bos_token": "<s>", "eos_token": "<|endoftext|>", "pad_token": "<pad>", "unk_token": "<unk>"}
 MARKERS = re.compile(
-    r"<[|｜][^<>\n ]*?[|｜]>|<\|[a-z_]+>|<[a-z_]+\|>|<(?:start|end)_of_(?:turn|utterance)>|\[gMASK\]|<sop>|\[/?INST\]|<image>"
+    r"<[|｜][^<>\n ]*?[|｜]>|<\|[a-z_]+>|<[a-z_]+\|>|<(?:start|end)_of_(?:turn|utterance)>|\[gMASK\]|<sop>|\[/?INST\]|<image>|</s>"
 )
 """What the templates write as special tokens."""
 PLAIN_TOKENS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -64,21 +65,23 @@ folder = next(f for f in files("trl") if str(f).startswith("trl/chat_templates/"
 tags = [(r"\\{%(-?)\\s*generation\\s*(-?)%\\}", r"{%\\1 if true \\2%}"), (r"\\{%(-?)\\s*endgeneration\\s*(-?)%\\}", r"{%\\1 endif \\2%}")]
 if sys.argv[3] == "templates":
     found = {}
-    for path in sorted(folder.glob("*_training.jinja")):
-        family, tagged = path.name.removesuffix("_training.jinja"), path.read_text()
-        untagged = tagged
+    for path in sorted(folder.glob("*.jinja")):
+        family, training = path.stem, folder / (path.stem + "_training.jinja")
+        tagged = untagged = training.read_text() if training.exists() else path.read_text()
         for pattern, plain in tags:
             untagged = re.sub(pattern, plain, untagged)
-        found[family] = {"original": (folder / (family + ".jinja")).read_text(), "untagged": untagged, "tagged": tagged}
+        if not family.endswith("_training"):
+            found[family] = {"original": path.read_text()}
+            found[family] |= {"untagged": untagged, "tagged": tagged} if tagged != untagged else {}
     print(json.dumps(found))
     raise SystemExit
 templates, tokenizer = json.load(open(sys.argv[5])), PreTrainedTokenizerFast(tokenizer_file=sys.argv[3], **names)
 for family, sources in templates.items():
     for name, record in conversations.items():
         row = {"family": family, "name": name}
-        asked = lambda count, prompt: tokenizer.apply_chat_template(
-            record["messages"][:count], tools=record.get("tools"), chat_template=sources["original"], tokenize=False,
-            add_generation_prompt=prompt)
+        asked = lambda count, source: tokenizer.apply_chat_template(
+            record["messages"][:count], tools=record.get("tools"), chat_template=source, tokenize=False,
+            add_generation_prompt=True)
         for variant, source in sources.items():
             try:
                 options = dict(tools=record.get("tools"), chat_template=source)
@@ -90,9 +93,9 @@ for family, sources in templates.items():
                 row[variant] = {"error": f"{type(error).__name__}: {error}"}
         prompts = []
         for number, message in enumerate(record["messages"]):
-            if message["role"] == "assistant":
+            for variant in sources if message["role"] == "assistant" else ():
                 try:
-                    prompts.append(asked(number, True))
+                    prompts.append(asked(number, sources[variant]))
                 except Exception:
                     pass
         row["prompts"] = prompts
@@ -161,19 +164,21 @@ def tokenize(work: Path, family: str, variant: str, source: str, tokenizer: Path
     return found
 
 
-def compare(
-    library: tokenizers.Tokenizer, ours: Any, theirs: dict[str, Any], tagged: dict[str, Any], prompts: list[str]
-) -> list[str]:
+def compare(library: tokenizers.Tokenizer, ours: Any, row: dict[str, Any], variant: str) -> list[str]:
     """Return the rules by which two masks of one conversation differ; what is not a rule begins with `WRONG`."""
+    theirs, tagged = row[variant], row.get("tagged")
+    has_null = any(message["content"] is None for message in CONVERSATIONS[row["name"]]["messages"])
     if isinstance(ours, str):
         return [
             "both refuse" if "error" in theirs else f"we refuse: {re.sub('message [0-9]+', 'a message', ours)[:80]}"
         ]
     if "error" in theirs:
-        return [f"only Transformers refuses: {theirs['error'][:40]}"]
+        return ["null" if has_null else f"WRONG only Transformers refuses: {theirs['error']}"]
     ids, mask = ours
     if ids != theirs["ids"]:
-        return ["null" if "None" in theirs["text"] else f"WRONG ids of {theirs['text']!r}"]
+        return ["null" if has_null else f"WRONG ids of {theirs['text']!r}"]
+    if tagged is None:
+        return ["ids are equal, no tagged template"]
     if "error" in tagged or tagged["ids"] != ids:
         return ["tagged text differs"]
     rules = set()
@@ -183,7 +188,7 @@ def compare(
         while number < len(ids) and mask[number] != tagged["mask"][number] and mask[number] == mask[start]:
             number += 1
         if number > start:
-            rules.add(_rule(library, ids, mask, start, number, prompts))
+            rules.add(_rule(library, ids, mask, start, number, row["prompts"]))
         number = max(number, start + 1)
     return sorted(rules) or ["equal"]
 
@@ -221,11 +226,11 @@ def main() -> None:
         tally: Counter[tuple[str, str]] = Counter()
         wrong = 0
         for family, sources in chosen.items():
-            for variant in VARIANTS:
+            for variant in sources:
                 ours = tokenize(work, family, variant, sources[variant], tokenizer)
                 for key in CONVERSATIONS:
                     row = theirs[family, key]
-                    found = compare(library, ours[key], row[variant], row["tagged"], row["prompts"])
+                    found = compare(library, ours[key], row, variant)
                     if (
                         variant == "tagged"
                         and found != ["equal"]
@@ -237,7 +242,8 @@ def main() -> None:
                             wrong += 1
                             print(f"{family}, {variant}, {key}: {rule}")
                     tally[variant, " and ".join(sorted(rule for rule in found))] += 1
-    print(f"{len(chosen)} pairs of templates, {len(CONVERSATIONS)} conversations each")
+    pairs = sum("tagged" in sources for sources in chosen.values())
+    print(f"{pairs} tagged templates, {len(chosen) - pairs} others, {len(CONVERSATIONS)} conversations each")
     for (variant, rule), count in sorted(tally.items(), key=lambda item: (VARIANTS.index(item[0][0]), -item[1])):
         print(f"{variant:9} {count:4}  {rule}")
     print(f"trl_templates: {wrong} differences that no rule explains")

@@ -226,7 +226,12 @@ class TurnFinder:
     @cached_property
     def _usual(self) -> tuple[str, list[str]]:
         """What the template writes before a content, and after it: at the end of a conversation, and in its middle."""
-        asking, answering = {"role": "user", "content": BLANK * 2}, {"role": "assistant", "content": BLANK}
+        found = self._usual_of(BLANK)
+        # Some templates know no strings, but lists of parts.
+        return found if found[1] else self._usual_of([{"type": "text", "text": BLANK}])
+
+    def _usual_of(self, content: Any) -> tuple[str, list[str]]:
+        asking, answering = ({"role": role, "content": content} for role in ("user", "assistant"))
         before, after = "", []
         for talk in ([asking, answering], [asking, answering, asking]):
             rendered = _attempt(self._render, talk, False)
