@@ -366,3 +366,61 @@ def test_the_command_line(tmp_path: Path, chat_tokenizer: Path) -> None:
     other = {**FLAGS, "template": "{prompt} {response}", "val_fraction": 0.2}
     with pytest.raises(TokenmillError, match="template"):
         tm.tokenize(path, store.path, tokenizer=str(chat_tokenizer), **other)
+
+
+def test_choices_of_conversations_are_kept_in_the_manifest_and_verified(tmp_path: Path, chat_tokenizer: Path) -> None:
+    template = tmp_path / "dated.jinja"
+    template.write_text("{{ strftime_now('%d %b') }}{{ '!' if shouts }}" + CHATML)
+    path = write_records(tmp_path / "a.jsonl", [{"messages": talk("a", "b", "c", "d")}] * 3)
+    command = ["tokenize", path, "-o", tmp_path / "s", "--tokenizer", chat_tokenizer, "--messages-key", "messages"]
+    command += ["--chat-template", template, "--train-on", "last", "--train-roles", "assistant,user"]
+    undated = tokenmill(*command)
+    assert undated.returncode and "--template-date 2026-01-31" in undated.stderr
+    done = tokenmill(*command, "--template-date", "2026-02-03", "--template-values", '{"shouts": true}')
+    assert done.returncode == 0, done.stderr
+    assert "trained    ║d<|im_end|>║\nstop       what ends a turn is trained on in 3 of 3 turns" in done.stderr
+    store = tm.open(tmp_path / "s")
+    flags = store.manifest.settings
+    assert (flags["template-date"], flags["template-values"]) == ("2026-02-03", {"shouts": True})
+    assert (flags["train-on"], flags["train-roles"]) == ("last", ["assistant", "user"])
+    assert "mask-reasoning" not in flags
+    assert store.decode(store.document(0)).startswith("03 Feb!")
+    assert verify(store.path, against=[str(path)], every=True).problems == []
+    other = tokenmill(*command, "--template-date", "2026-02-04", "--template-values", '{"shouts": true}')
+    assert other.returncode and "template-date" in other.stderr
+
+
+def test_data_in_which_nothing_stops_the_model_is_refused(tmp_path: Path, chat_tokenizer: Path) -> None:
+    template = tmp_path / "endless.jinja"
+    template.write_text("{% for m in messages %}{{ '<' + m.role + '>' + m.content + '\n' }}{% endfor %}")
+    path = write_records(tmp_path / "a.jsonl", [{"messages": talk("a", "b", "c", "d")}])
+    flags = {"tokenizer": str(chat_tokenizer), "messages_key": "messages", "chat_template": str(template)}
+    with pytest.raises(UsageError, match=r"no turn of 2 in the sample is trained to stop: .* --allow-no-stop"):
+        tokenize_here(path, tmp_path / "refused", **flags)
+    allowed = tokenize_here(path, tmp_path / "allowed", **flags, allow_no_stop=True)
+    assert allowed.manifest.settings["allow-no-stop"] is True
+    ended = tokenize_here(path, tmp_path / "ended", **flags, eos=True).split("train")
+    assert ended.mask is not None and ended.mask.document(0)[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"content": [{"type": "image", "url": "x"}, {"type": "text", "text": "b"}]}, "a part of type 'image'"),
+        ({"content": "b", "tool_calls": [{"name": "add"}]}, "writes nothing of the tool_calls of message 2"),
+    ],
+)
+def test_what_a_template_cannot_write_is_a_reject(
+    tmp_path: Path, chat_tokenizer: Path, message: dict[str, Any], reason: str
+) -> None:
+    bad = {"messages": [*talk("a"), {"role": "assistant", **message}]}
+    path = write_records(tmp_path / "a.jsonl", [bad, {"messages": talk("a", "b")}])
+    store = tokenize_here(path, tmp_path / "s", tokenizer=str(chat_tokenizer), messages_key="messages", on_error="skip")
+    assert len(store.split("train")) == 1
+    assert reason in json.loads((tmp_path / "s" / "rejects.jsonl").read_text())["detail"]
+
+
+def test_reasoning_inside_a_content_cannot_be_masked(tmp_path: Path, chat_tokenizer: Path) -> None:
+    path = write_records(tmp_path / "a.jsonl", [{"messages": talk("a", "<think>r</think>b")}])
+    with pytest.raises(DataError, match="message 2 has </think> in its content; --mask-reasoning"):
+        tokenize_here(path, tmp_path / "s", tokenizer=str(chat_tokenizer), messages_key="messages", mask_reasoning=True)
