@@ -105,7 +105,7 @@ class ChatTemplate:
                 messages=messages, tools=tools, documents=None, add_generation_prompt=prompt, **self._constants
             )
             return text
-        except (_TemplateRefused, Unrecordable):
+        except (_TemplateRefused, Unrecordable, UsageError):
             raise
         except Exception as error:
             # Any error of a template rejects the record that it renders.
@@ -237,7 +237,8 @@ def _compile(source: str) -> tuple[Any, bool, bool]:
     """Return the template, whether it can be recorded, and whether it has `{% generation %}` tags."""
     import jinja2
     from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from tokenmill.supervision._limits import LimitedEnvironment
 
     found: list[bool] = []
 
@@ -255,7 +256,7 @@ def _compile(source: str) -> tuple[Any, bool, bool]:
             )
             return [*begin, *body, *end]
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols], keep_trailing_newline=False
     )
     environment.filters["tojson"] = _to_json
