@@ -16,6 +16,9 @@ COMPRESSED_READ_BYTES = 128 << 10
 MOST_OUTPUT_BYTES = 256 << 10
 """Decompressed bytes per read. malloc maps larger buffers anew each time: 600 instead of 810 MB/s."""
 
+FLAGS_AT, RESERVED_FLAGS = 3, 0xE0
+"""RFC 1952 wants a member with one of these flags to be refused; isal does not heed them."""
+
 LARGEST_WINDOW_BYTES = 1 << 31
 """The window of `zstd --long=31`, the largest that the zstd program writes. Decompressing takes as much memory."""
 
@@ -58,7 +61,7 @@ class GzipMembers:
 
         self._source = source
         self._library: Any = igzip_lib
-        self._member = igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_GZIP)
+        self._member: Any = None
         self._pending = b""
         self._num_read = self._num_returned = 0
         self.frame_start = self.confirmed = 0
@@ -66,7 +69,7 @@ class GzipMembers:
     def read(self, size: int, /) -> bytes:
         """Return up to `size` decompressed bytes of one member."""
         while True:
-            if self._member.eof and not self._start_member():
+            if (self._member is None or self._member.eof) and not self._start_member():
                 return b""
             data, self._pending = self._pending, b""
             if not data and self._member.needs_input:
@@ -85,18 +88,22 @@ class GzipMembers:
                 return output
 
     def _start_member(self) -> bool:
-        rest = self._member.unused_data.lstrip(b"\0")
-        while len(rest) < 2:
+        """Go to the next member; return False if there is none. There is always a first one, with nothing before it."""
+        is_first = self._member is None
+        rest: bytes = b"" if is_first else self._member.unused_data.lstrip(b"\0")
+        while len(rest) < FLAGS_AT + 1:
             more = self._read_source()
             if not more:
                 break
-            rest = (rest + more).lstrip(b"\0")
+            rest = rest + more if is_first else (rest + more).lstrip(b"\0")
         self.frame_start = self._num_read - len(rest)
-        if rest and not rest.startswith(b"\x1f\x8b"):
+        if rest and not is_first and not rest.startswith(b"\x1f\x8b"):
             raise DamagedInput("the gzip data is followed by bytes that are not gzip")
+        if len(rest) > FLAGS_AT and rest[FLAGS_AT] & RESERVED_FLAGS:
+            raise DamagedInput("the gzip data cannot be read: a member has flags that no version of the format knows")
         self._member = self._library.IgzipDecompressor(self._library.DECOMP_GZIP)
         self._pending = rest
-        return bool(rest)
+        return is_first or bool(rest)
 
     def _read_source(self) -> bytes:
         data = self._source.read(COMPRESSED_READ_BYTES)

@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.formatting import show_safely
+
 __all__ = [
     "IntArray",
     "PackedTexts",
@@ -42,7 +44,9 @@ class Refusal(NamedTuple):
 
 
 def shorten(text: str, limit: int = 190) -> str:
-    """Cut a detail to one readable line."""
+    """Cut a detail to one readable line, without characters that control a terminal."""
+    if not text.isprintable():
+        text = show_safely(" ".join(text.split()))
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

@@ -233,7 +233,8 @@ def decompress(kind: str, data: bytes) -> tuple[bytes, bool]:
         if kind == "gzip":
             data = data if is_first else data.lstrip(b"\0")
         if not data:
-            return found, True
+            # A gzip file has at least one member; zstd is any number of frames.
+            return found, kind == "zstd" or not is_first
         unpacker: Any = zlib.decompressobj(31) if kind == "gzip" else None
         if unpacker is None:
             if data[1:4] == b"\x2a\x4d\x18" and 0x50 <= data[0] <= 0x5F and len(data) >= 8:

@@ -161,6 +161,17 @@ def test_what_comes_before_damage_is_handed_over_to_the_last_block(tmp_path: Pat
     assert read_all(path, "gzip", 1 << 20) == (text, "the gzip data cannot be read: incorrect checksum found")
 
 
+def test_a_gzip_member_with_reserved_flags_is_damage_wherever_it_is(tmp_path: Path) -> None:
+    path, odd = tmp_path / "x.gz", bytearray(gzip.compress(LINES))
+    odd[3] |= 0x40
+    for before in (b"", gzip.compress(LINES), gzip.compress(LINES) + b"\0\0"):
+        path.write_bytes(before + odd)
+        data, damage = read_all(path, "gzip")
+        assert data == (LINES if before else b"")
+        assert damage is not None
+        assert "flags" in damage
+
+
 @pytest.mark.parametrize("garbage", [b"x", b"xyz", b"garbage!", b"{}\n" * 100])
 @pytest.mark.parametrize("compression", ["gzip", "zstd"])
 def test_garbage_after_the_data_is_damage(tmp_path: Path, compression: str, garbage: bytes) -> None:

@@ -115,6 +115,13 @@ def test_a_missing_field_names_the_fields_there_are_and_the_likely_one() -> None
     assert "and 94 more" in reject.detail
 
 
+def test_a_suggested_field_can_be_pasted_into_a_terminal() -> None:
+    (reject,) = rejects_of(b'{"the text": "long text"}')
+    assert reject.detail.endswith("Pass --text-key 'the text'")
+    (reject,) = rejects_of(b'{"a\\n\\u001b[2J": "long text"}')
+    assert reject.detail == "no field 'text'; the record has 'a \N{SYMBOL FOR ESCAPE}[2J'"
+
+
 def test_a_dotted_key_leads_into_nested_objects() -> None:
     data = b'{"doc": {"body": {"text": "a"}}}\n{"doc": {"body": null}}\n{"doc": "x"}\n{"doc": {"body": {"text": 1}}}'
     read = read_bytes(data, text_key="doc.body.text")

@@ -8,6 +8,7 @@ kept.
 from __future__ import annotations
 
 import json
+from shlex import quote
 from typing import Any
 
 from tokenmill.readers.base import as_kept, find_value
@@ -103,17 +104,20 @@ def _name_fields(record: dict[str, Any]) -> str:
 
 
 def _suggest(record: dict[str, Any], key: str) -> str:
-    """Name the fields of the record, and suggest the one with the longest string as the text."""
+    """Name the fields of the record, and suggest the one with the longest string as the text.
+
+    A name with line ends or the codes that control a terminal is not suggested.
+    """
     detail = f"no field {key!r}; {_name_fields(record)}"
     strings = {
         f"{name}{inner}": text
         for name, value in record.items()
         for inner, text in ([("", value)] if not isinstance(value, dict) else ((f".{k}", v) for k, v in value.items()))
-        if isinstance(text, str) and "." not in name
+        if isinstance(text, str) and "." not in name and f"{name}{inner}".isprintable()
     }
     lists = {name: value for name, value in record.items() if isinstance(value, list) and value}
-    conversations = [name for name, value in lists.items() if isinstance(value[0], dict)]
-    advice = [f"--messages-key {conversations[0]} for conversations"] if conversations else []
+    conversations = [name for name, value in lists.items() if isinstance(value[0], dict) and name.isprintable()]
+    advice = [f"--messages-key {quote(conversations[0])} for conversations"] if conversations else []
     if strings:
-        advice.append(f"--text-key {max(strings, key=lambda name: len(strings[name]))}")
+        advice.append(f"--text-key {quote(max(strings, key=lambda name: len(strings[name])))}")
     return shorten(f"{detail}. Pass {' or '.join(advice)}" if advice else detail)

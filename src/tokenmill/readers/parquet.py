@@ -7,6 +7,7 @@ comes before. pyarrow is imported when a file is opened: it takes longer to impo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -270,11 +271,12 @@ def _advise(schema: Any) -> str:
     if not names:
         kind, names = "bytes", _columns_of(schema, holds_bytes)
     lists = [field.name for field in schema if types.is_list(field.type) and types.is_struct(field.type.value_type)]
-    messages = f"--messages-key {lists[0]} for conversations" if lists else ""
+    lists, only = list(filter(str.isprintable, lists)), len(names) == 1 and names[0].isprintable()
+    messages = f"--messages-key {quote(lists[0])} for conversations" if lists else ""
     if not names:
         return "the file has no column of strings" + (f". Pass {messages}" if messages else "")
     shown = ", ".join(map(repr, names[:8]))
-    advice = f"--text-key {names[0] if len(names) == 1 else 'NAME'}"
+    advice = f"--text-key {quote(names[0]) if only else 'NAME'}"
     return f"columns of {kind}: {shown}. Pass {advice}{f' or {messages}' if messages else ''}"
 
 

@@ -53,7 +53,7 @@ class CompiledTemplate:
         self._date = date
         self.refuses_json: Callable[[Any], None] | None = None
         """What a recorder does if a content becomes JSON."""
-        environment = _environment(date)
+        self.environment = environment = _environment(date)
         environment.filters |= {"tojson": self._to_json, _REACHED: self._mark_message}
         try:
             tree, self.source_tree = environment.parse(source), environment.parse(source)
@@ -76,7 +76,7 @@ class CompiledTemplate:
         try:
             text: Attributed = self._template.render(**{**self._constants, **named})
             return text
-        except (TemplateRefused, PassThrough):
+        except (TemplateRefused, PassThrough, UsageError):
             raise
         except jinja2.UndefinedError as error:
             if "strftime_now" in str(error) and self._date is None:
@@ -117,8 +117,9 @@ def _environment(date: str | None) -> Any:
     import jinja2
     from jinja2.ext import Extension, loopcontrols
     from jinja2.runtime import LoopContext
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
     from jinja2.utils import Namespace
+
+    from tokenmill.supervision._limits import LimitedEnvironment
 
     class Generation(Extension):
         """`{% generation %}` marks text of the assistant."""
@@ -131,7 +132,8 @@ def _environment(date: str | None) -> Any:
             opening, closing = (_output(TAG, jinja2.nodes.Const(kind), line=line) for kind in ("open", "close"))
             return [opening, *body, closing]
 
-    class Environment(ImmutableSandboxedEnvironment):
+    class Environment(LimitedEnvironment):
+        cheap_filters = LimitedEnvironment.cheap_filters | {_REACHED}
         concat = staticmethod(concat)
 
         def getattr(self, obj: Any, attribute: str) -> Any:
@@ -145,7 +147,6 @@ def _environment(date: str | None) -> Any:
 
     environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     environment.filters |= {"join": _join, _CONCAT: join}
-    del environment.filters["random"], environment.globals["lipsum"]
     environment.globals |= {"raise_exception": _raise, TAG: _mark_tag, _ENDED: _mark_end}
     if date is not None:
         midnight = datetime.datetime.fromisoformat(date)
