@@ -145,3 +145,49 @@ def test_a_run_ends_with_the_sentence(tmp_path: Path) -> None:
     done = tokenmill("tokenize", corpus, "-o", tmp_path / "store", *arguments)
     assert sentence(done).startswith("the chat template takes more than")
     assert not (tmp_path / "store" / "manifest.json").exists()
+
+
+GROWING = {
+    "a value of itself twice": "{% set ns = namespace(a='x') %}{% for i in range(60) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
+    "by way of another name": "{% set a = 'x' %}{% for i in range(9) %}{% set b = a %}{% set a = b ~ a %}{% endfor %}",
+    "by way of a namespace": "{% set q = namespace(a='x') %}{% set r = q %}{% set q.a = r.a + q['a'] %}",
+    "by way of a loop": "{% set ns = namespace(a='x') %}{% for x in [ns.a] %}{% set ns.a = x + x %}{% endfor %}",
+    "by way of a macro": "{% macro d(x) %}{{ x }}{{ x }}{% endmacro %}{% set a = 'x' %}{% set a = d(a) %}",
+    "a macro that calls itself": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "in a chain": "".join(f"{{% set a{n + 1} = a{n} + a{n} %}}" for n in range(20)),
+    "by what it is replaced with": "{% set a = 'x' %}{% for i in range(60) %}{% set a = a | replace('x', 'xx') %}{% endfor %}",
+    "a factor": "{{ messages[0].content * 9 }}",
+    "a format": "{{ messages[0].content % 9 }}",
+    "a long range": "{% for i in range(100000) %}{% endfor %}",
+}
+MILD = {
+    "chatml": "{% for m in messages %}{{ '<' + m.role + '>' + m.content | trim }}{% endfor %}",
+    "a sum of messages": "{% set ns = namespace(s='') %}{% for m in messages %}{% set ns.s = ns.s + m.content %}{% endfor %}",
+    "branches": "{% for m in messages %}{% if a %}{% set c = m.x %}{% else %}{% set c = c %}{% endif %}{{ c }}{% endfor %}",
+    "tools": "{% for t in tools %}{{ t | tojson(indent=4) }}{% endfor %}{% for i in range(messages | length) %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "is_mild"), [(s, False) for s in GROWING.values()] + [(s, True) for s in MILD.values()]
+)
+def test_only_templates_that_cannot_multiply_are_rendered_without_counting(source: str, is_mild: bool) -> None:
+    template = ChatTemplate(source, {}, [])._template
+    assert template.environment.counts_all is not is_mild
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set ns = namespace(s='') %}{% for a in messages[0].content %}{% for b in messages[0].content %}"
+        "{% set ns.s = ns.s + messages[0].content %}{% endfor %}{% endfor %}",
+        "{% for a in messages[0].content %}{% for b in messages[0].content %}{{ messages[0].content }}{% endfor %}{% endfor %}",
+        "{% for a in messages[0].content %}{% for b in messages[0].content %}{% for c in messages[0].content %}"
+        "{% endfor %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_passes_and_sizes_are_limited_without_counting(source: str) -> None:
+    template = ChatTemplate(source, {}, [])
+    assert not template._template.environment.counts_all
+    with pytest.raises(UsageError, match="for one conversation; look in it for loops"):
+        template.apply([{"role": "user", "content": "abcdefgh" * 100}, TALK[1]])

@@ -29,6 +29,7 @@ __all__ = ["LimitedEnvironment", "TemplateLimit"]
 MOST_SOURCE = 1 << 18
 """Characters of a template; the longest of a known model has 30,000."""
 STEPS, STEPS_PER_CHARACTER = 2_000_000, 50
+STEPS_OF_A_PASS = 20
 """A usual template takes some thousand steps; two million take half a second at most."""
 CHARACTERS, CHARACTERS_PER_CHARACTER = 1 << 20, 16
 """The size of a value or of the text."""
@@ -216,6 +217,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.budget = _Budget([])
+        self.counts_all = True
+        """Whether each operation is counted; if not, only what `keep` and the passes of loops tell."""
         self._are_limited = False
         del self.globals["lipsum"]
         for name in _LEFT_OUT_FILTERS:
@@ -237,6 +240,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def _generate(self, source: nodes.Template, *arguments: Any, **options: Any) -> str:
         """Put the counting into a template that is about to be compiled."""
+        if not self.counts_all:
+            self.intercepted_binops = frozenset()
+            return super()._generate(source, *arguments, **options)
         if not self._are_limited:
             self._are_limited = True
             self.filters = {n: f if n in self.cheap_filters else self._limit(n, f) for n, f in self.filters.items()}
@@ -295,6 +301,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 (as in Jinja)
         """Call a method or macro whose result is not too large."""
+        if not __self.counts_all:
+            return super().call(__context, __obj, *args, **kwargs)
         budget, name = __self.budget, getattr(__obj, "__name__", "")
         owner = getattr(__obj, "__self__", None)
         if type(owner) is str and name in _PLAIN_METHODS:

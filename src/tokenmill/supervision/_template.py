@@ -12,7 +12,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tokenmill.errors import UsageError
@@ -27,6 +27,8 @@ from tokenmill.supervision._attributed import (
     join,
     parts_of,
 )
+from tokenmill.supervision._growth import grows_with_passes
+from tokenmill.supervision._limits import STEPS_OF_A_PASS, LimitedEnvironment
 
 __all__ = ["TAG", "CompiledTemplate", "PassThrough", "TemplateRefused"]
 
@@ -34,7 +36,8 @@ Message = dict[str, Any]
 OBJECTS = (dict, AttributedDict)
 DICT_NAMES = frozenset(dir(AttributedDict()))
 PROMPT = "add_generation_prompt"
-_REACHED, _ENDED, TAG, _CONCAT = "tokenmill_reached", "tokenmill_ended", "tokenmill_tag", "tokenmill_concat"
+_REACHED, _KEPT, _CONCAT = "tokenmill_reached", "tokenmill_kept", "tokenmill_concat"
+_ENDED, TAG = "tokenmill_ended", "tokenmill_tag"
 """Names of functions and filters that are added to templates."""
 
 
@@ -54,11 +57,12 @@ class CompiledTemplate:
         self.refuses_json: Callable[[Any], None] | None = None
         """What a recorder does if a content becomes JSON."""
         self.environment = environment = _environment(date)
-        environment.filters |= {"tojson": self._to_json, _REACHED: self._mark_message}
+        environment.filters |= {"tojson": self._to_json, _REACHED: self._mark_message, _KEPT: self._keep}
         try:
             tree, self.source_tree = environment.parse(source), environment.parse(source)
             self.has_tags = any(call.node.name == TAG for call in _calls_by_name(tree))
             self.has_constant_prompt = _has_constant_prompt(tree)
+            environment.counts_all = not grows_with_passes(tree)
             _report_loops(tree, itertools.count())
             _replace_concatenations(tree)
             self._template = environment.from_string(tree)
@@ -90,9 +94,16 @@ class CompiledTemplate:
             raise _cannot_render(error) from None
 
     def _mark_message(self, value: Any, loop: int) -> str:
-        """Say that a loop has reached a value, if it is a message."""
+        """Count a pass of a loop, and say that it has reached a message, if the value is one."""
+        self.environment.budget.spend(STEPS_OF_A_PASS)
         number = self._numbers.get(id(value))
         return "" if number is None else attach("", [Part(0, 0, Event("begin", loop, number))])
+
+    def _keep(self, value: Any) -> Any:
+        """Look at the size of a value that a namespace keeps from one pass of a loop to the next."""
+        if isinstance(value, str):
+            self.environment.budget.allow(str.__len__(value))
+        return value
 
     def _to_json(self, value: Any, ensure_ascii: bool = False, **options: Any) -> str:
         """Encode a value as Transformers does: not escaped for HTML, and not sorted."""
@@ -119,8 +130,6 @@ def _environment(date: str | None) -> Any:
     from jinja2.runtime import LoopContext
     from jinja2.utils import Namespace
 
-    from tokenmill.supervision._limits import LimitedEnvironment
-
     class Generation(Extension):
         """`{% generation %}` marks text of the assistant."""
 
@@ -133,8 +142,7 @@ def _environment(date: str | None) -> Any:
             return [opening, *body, closing]
 
     class Environment(LimitedEnvironment):
-        cheap_filters = LimitedEnvironment.cheap_filters | {_REACHED}
-        concat = staticmethod(concat)
+        cheap_filters = LimitedEnvironment.cheap_filters | {_REACHED, _KEPT}
 
         def getattr(self, obj: Any, attribute: str) -> Any:
             # A third of a rendering is looking up fields of messages, because the sandbox first looks for methods of
@@ -146,6 +154,13 @@ def _environment(date: str | None) -> Any:
             return super().getattr(obj, attribute)
 
     environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+
+    def join_output(pieces: Iterable[str]) -> Attributed:
+        pieces = list(pieces)
+        environment.budget.allow(sum(map(str.__len__, pieces)))
+        return concat(pieces)
+
+    environment.concat = join_output  # type: ignore[method-assign]
     environment.filters |= {"join": _join, _CONCAT: join}
     environment.globals |= {"raise_exception": _raise, TAG: _mark_tag, _ENDED: _mark_end}
     if date is not None:
@@ -169,7 +184,7 @@ def _calls_by_name(tree: Any) -> list[Any]:
 
 
 def _report_loops(node: Any, numbers: itertools.count[int]) -> None:
-    """Make every loop over single values report each value, and its end."""
+    """Make every loop report its passes and its end, and let the sizes of what namespaces keep be looked at."""
     from jinja2 import nodes
 
     for field in node.fields:
@@ -184,9 +199,12 @@ def _report_loops(node: Any, numbers: itertools.count[int]) -> None:
             if not isinstance(child, nodes.Node):
                 continue
             _report_loops(child, numbers)
-            if isinstance(child, nodes.For) and isinstance(child.target, nodes.Name):
+            if isinstance(child, nodes.Assign) and isinstance(child.target, nodes.NSRef):
+                child.node = nodes.Filter(child.node, _KEPT, [], [], None, None)
+            if isinstance(child, nodes.For):
                 loop, line = nodes.Const(next(numbers)), child.lineno
-                value = nodes.Name(child.target.name, "load")
+                target = child.target if isinstance(child.target, nodes.Name) else child.target.find(nodes.Name)
+                value = nodes.Name(getattr(target, "name", ""), "load")
                 marked = nodes.Filter(value, _REACHED, [loop], [], None, None)
                 child.body.insert(0, nodes.Output([marked]).set_lineno(line))
                 reported.append(_output(_ENDED, loop, line=line))
