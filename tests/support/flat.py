@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-
 Sequences = list[tuple[list[int], list[int]]]
 
 

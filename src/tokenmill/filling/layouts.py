@@ -143,7 +143,7 @@ def maxtext(batch: Batch) -> dict[str, Any]:
 
 def _unshifted_labels(batch: Batch) -> npt.NDArray[Any]:
     """Return the label of each token itself; the first one of a row has none."""
-    labels = np.full_like(batch.targets, IGNORED)
+    labels: npt.NDArray[Any] = np.full_like(batch.targets, IGNORED)
     labels[:, 1:] = batch.targets[:, :-1]
     return labels
 
