@@ -21,7 +21,7 @@ from tests.support.exports import add_mask, add_weights, documents_of, load_npy
 from tests.support.running import tokenize_here
 from tests.support.stores import make_store
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.formats import _arrow_tables, _token_blocks, hf, parquet
+from tokenmill.formats import _arrow_tables, _table_blocks, _token_blocks, hf, parquet
 from tokenmill.formats._table_blocks import COLUMNS
 from tokenmill.formats.export import export
 
@@ -130,7 +130,8 @@ def test_every_column_of_every_kind_of_row(
     mask, weights = rng.integers(0, 2, count), rng.integers(1, 9, count) / 4
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(_token_blocks, "BLOCK_TOKENS", block)
-        patch.setattr(hf, "BLOCK_TOKENS", block)
+        patch.setattr(_table_blocks, "BLOCK_TOKENS", block)
+        patch.setattr(hf, "BLOCK_TOKENS", 3 * block)
         patch.setattr(hf, "BATCH_ROWS", 3)
         patch.setattr(hf.HfDataset, "file_bytes", 20 * block)
         patch.setattr(parquet, "GROUP_ROWS", 3)

@@ -8,14 +8,15 @@ left out: a list may have any length.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from tokenmill.dataset.pack import pack
+from tokenmill.dataset.rows import PackedRows
 from tokenmill.filling.fill import IGNORED, Chunk
-from tokenmill.formats._token_blocks import token_blocks
+from tokenmill.formats._token_blocks import BLOCK_TOKENS, token_blocks
 from tokenmill.formats.base import Array, SplitSource
 from tokenmill.store.table import Integers
 
@@ -168,22 +169,39 @@ def _packed_blocks(split: SplitSource, num_rows: int) -> Iterator[TableBlock]:
         method=settings.packing,  # type: ignore[arg-type]
         long_documents=settings.long_documents,  # type: ignore[arg-type]
     )
+    # Rows are copied with their padding and the targets, so only some of a block at a time.
+    step = max(1, BLOCK_TOKENS // split.seq_len)
     for first in range(0, len(rows), num_rows):
-        index = np.arange(first, min(first + num_rows, len(rows)))
-        segments = rows.segments(index)
-        counts = np.diff(segments.ends, prepend=0)
-        row_lengths = np.add.reduceat(segments.lengths, segments.ends - counts)
-        filled = np.arange(rows.seq_len) < row_lengths[:, None]
-        chunk = Chunk(rows, index)
-        ids = np.empty((2, len(index), rows.seq_len), np.int32)
-        chunk.copy(ids[0], ids[1])
-        beside = [chunk.own_values(suffix) for suffix in (".mask", ".weight")]
-        mask, weight = (None if values is None else values[filled] for values in beside)
-        yield TableBlock(
-            ids=ids[0][filled],
-            row_lengths=row_lengths,
-            segment_lengths=segments.lengths,
-            segment_counts=counts,
-            mask=mask,
-            weight=weight,
-        )
+        last = min(first + num_rows, len(rows))
+        yield _join([_copy_rows(rows, np.arange(n, min(n + step, last))) for n in range(first, last, step)])
+
+
+def _copy_rows(rows: PackedRows, index: Integers) -> TableBlock:
+    """Copy some rows without their padding."""
+    segments = rows.segments(index)
+    counts = np.diff(segments.ends, prepend=0)
+    row_lengths = np.add.reduceat(segments.lengths, segments.ends - counts)
+    filled = np.arange(rows.seq_len) < row_lengths[:, None]
+    chunk = Chunk(rows, index)
+    ids = np.empty((2, len(index), rows.seq_len), np.int32)
+    chunk.copy(ids[0], ids[1])
+    mask, weight = (chunk.own_values(suffix) for suffix in (".mask", ".weight"))
+    return TableBlock(
+        ids=ids[0][filled],
+        row_lengths=row_lengths,
+        segment_lengths=segments.lengths,
+        segment_counts=counts,
+        mask=None if mask is None else mask[filled].astype("u1"),
+        weight=None if weight is None else weight[filled],
+    )
+
+
+def _join(blocks: list[TableBlock]) -> TableBlock:
+    """Lay the rows of several blocks end to end."""
+    if len(blocks) == 1:
+        return blocks[0]
+    parts: dict[str, Any] = {}
+    for field in fields(TableBlock):
+        some = [getattr(block, field.name) for block in blocks]
+        parts[field.name] = None if some[0] is None else np.concatenate(some)
+    return TableBlock(**parts)
