@@ -300,6 +300,18 @@ def test_conversations_of_a_real_run_become_rows(tmp_path: Path) -> None:
     assert table["loss_weights"] == [[0] * 6 + [1, 1], [0] * 4 + [0.5] * 4]
 
 
+@pytest.mark.parametrize("name", ["labels", "completion_mask", "assistant_masks", "loss_mask", "loss_weights"])
+def test_tokens_without_a_loss_are_not_opened_as_plain_ones(name: str, supervised: Path, tmp_path: Path) -> None:
+    export(supervised, tmp_path / "out", to="parquet", columns=name)
+    # The first document is one token. Of the second, 101 and 0, the mask has 0 for both.
+    with pytest.raises(
+        StoreError, match=rf"column '{name}' that leaves tokens of row 1 out of the loss.*; open the store"
+    ):
+        tm.open(tmp_path / "out")
+    export(supervised, tmp_path / "plain", to="parquet", columns=name, drop_mask=True)
+    assert documents_of(tm.open(tmp_path / "plain")) == DOCUMENTS
+
+
 def test_unknown_settings_are_sentences(supervised: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=re.escape("'seqlen' is no setting of export; there are seq_len, packing")):
         tm.export(supervised, tmp_path / "out", to="hf", seqlen=8)

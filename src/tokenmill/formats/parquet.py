@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import StoreError
+from tokenmill.filling.fill import IGNORED
 from tokenmill.formats._arrow_tables import Limits, Tables, limit_tokens, table_schema
 from tokenmill.formats._spool import Spool
-from tokenmill.formats._table_blocks import IDS
+from tokenmill.formats._table_blocks import IDS, MASKS
 from tokenmill.formats.base import Opener, SplitSource, TokenFile
 from tokenmill.regular_files import check_regular
 
@@ -55,7 +56,8 @@ class ParquetRows(Opener, Tables):
             for path in paths:
                 row = 0
                 for batch in _read_batches(path):
-                    _append(spool, batch.column(0), path, row)
+                    _check_losses(batch, path, row)
+                    _append(spool, batch.column(IDS), path, row)
                     row += len(batch)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = str(error).partition("\n")[0][:120]
@@ -102,8 +104,7 @@ def _id_bits(path: Path) -> int:
     if schema.names.count(IDS) != 1:
         raise StoreError(f"{path} has no column {IDS!r} with ids; it has {', '.join(map(repr, schema.names))}")
     kind = schema.field(IDS).type
-    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    if not is_list or not types.is_integer(kind.value_type):
+    if not _is_list(kind) or not types.is_integer(kind.value_type):
         raise StoreError(f"{path} has a column {IDS!r} of type {kind}; expected a list of integers")
     return int(kind.value_type.bit_width)
 
@@ -113,15 +114,46 @@ def _read_batches(path: Path) -> Iterator[Any]:
     with _open(path) as file:
         footer = file.metadata
         place = next(n for n in range(footer.num_columns) if footer.schema.column(n).path.split(".")[0] == IDS)
+        columns = [name for name in (IDS, *MASKS) if name in file.schema_arrow.names]
         for group in range(footer.num_row_groups):
             num_rows, num_ids = footer.row_group(group).num_rows, footer.row_group(group).column(place).num_values
             size = _rows_at_once(num_rows, num_ids)
-            yield from file.iter_batches(size, row_groups=[group], columns=[IDS], use_threads=False)
+            yield from file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
 
 
 def _rows_at_once(num_rows: int, num_ids: int) -> int:
     """Return how many rows have about `BATCH_TOKENS` ids."""
     return max(1, min(MOST_BATCH_ROWS, BATCH_TOKENS * num_rows // max(1, num_ids)))
+
+
+def _check_losses(batch: Any, path: Path, row: int) -> None:
+    """Refuse rows with tokens that are not trained on: only ids are read, so prompts would be."""
+    import pyarrow.compute as compute
+    import pyarrow.types as types
+
+    for name in MASKS:
+        kind = batch.schema.field(name).type if name in batch.schema.names else None
+        if kind is None or not _is_list(kind) or not (types.is_integer(kind.value_type) or name == "loss_weights"):
+            continue
+        column = batch.column(name)
+        lengths = compute.list_value_length(column).fill_null(0).to_numpy(False)
+        ends = np.cumsum(lengths)
+        unused = compute.equal(column.flatten(), IGNORED if name == "labels" else 0).fill_null(False)
+        is_unused = unused.to_numpy(False).copy()
+        # The first token of a row is never trained on.
+        is_unused[(ends - lengths)[lengths > 0]] = False
+        if is_unused.any():
+            wrong = row + int(np.searchsorted(ends, is_unused.argmax(), "right"))
+            raise StoreError(
+                f"{path} has a column {name!r} that leaves tokens of row {wrong} out of the loss, and only ids are "
+                "read; open the store that it was exported from, or remove the column to train on every token"
+            )
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _append(spool: Spool, column: Any, path: Path, row: int) -> None:
