@@ -48,7 +48,7 @@ def loss_of(layout: str, batch: Any, model: Bigram) -> Any:
     if layout == "xy":
         x, y = batch
         return functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
-    if layout == "hf":
+    if layout in ("hf", "hf-flat"):
         logits, labels = model(batch["input_ids"]), functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:]
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
     if layout == "megatron":
@@ -72,7 +72,14 @@ def loss_of(layout: str, batch: Any, model: Bigram) -> Any:
 
 
 def tokens_of(layout: str, batch: Any) -> Any:
-    names = {"hf": "input_ids", "sft": "input_ids", "megatron": "tokens", "olmo": "input_ids", "maxtext": "inputs"}
+    names = {
+        "hf": "input_ids",
+        "hf-flat": "input_ids",
+        "sft": "input_ids",
+        "megatron": "tokens",
+        "olmo": "input_ids",
+        "maxtext": "inputs",
+    }
     if layout == "torchtitan":
         return batch[0]["input"]
     return batch.inputs if layout == "xy" else batch[names[layout]]
@@ -102,7 +109,7 @@ def test_no_loss_crosses_a_document(documents: list[list[int]], store: Any, layo
         sees_ahead = packing == "concat" and layout in ("xy", "sft", "megatron", "torchtitan", "maxtext")
         for row in tokens.tolist():
             for place, token in enumerate(row):
-                follower = row[place + 1] if place + 1 < SEQ_LEN else next_of.get(token) if sees_ahead else None
+                follower = row[place + 1] if place + 1 < len(row) else next_of.get(token) if sees_ahead else None
                 has_loss = token != 0 and follower is not None and next_of.get(token) == follower
                 assert (token in trained) == has_loss, (token, place)
                 if has_loss:
@@ -150,6 +157,7 @@ def test_keys_are_those_of_the_trainers(store: Any) -> None:
             "input_ids",
             "labels",
             "position_ids",
+            "seq_idx",
             "cu_seq_lens_q",
             "cu_seq_lens_k",
             "max_length_q",
@@ -171,7 +179,7 @@ def test_keys_are_those_of_the_trainers(store: Any) -> None:
         (batch,) = collect(tm.load(store.path, document_mask=True, **settings), 1)
         assert set(batch) == expected
         (whole,) = collect(tm.load(store.path, **settings), 1)
-        plain = {name for name in expected if not name.startswith(("cu_seq", "max_length"))}
+        plain = {name for name in expected if not name.startswith(("seq_idx", "cu_seq", "max_length"))}
         assert set(whole) == (plain | {"attention_mask"} if layout == "hf" else plain)
         for name in ("position_ids", "inputs_position"):
             assert name not in whole or (whole[name] == np.arange(SEQ_LEN)).all()

@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -21,7 +22,7 @@ from tests.support.in_process import tokenmill_here
 from tests.support.running import sentence, start, tokenmill, wait_for
 from tests.support.stores import make_store, sparse_store
 from tokenmill.errors import MissingDependencyError, StoreError, UsageError
-from tokenmill.formats import _destination, _row_files, _token_blocks
+from tokenmill.formats import _destination, _row_files, _token_blocks, hf
 from tokenmill.formats.export import export
 
 DOCUMENTS = [[100 + number, *range(number), 7] for number in range(20)]
@@ -39,10 +40,26 @@ def supervised(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("to", ["megatron", "nanogpt", "llmc", "parquet", "hf", "pt", "mds", "litdata", "arrayrecord"])
-def test_other_formats_say_that_the_mask_is_left_out(to: str, supervised: Path, tmp_path: Path) -> None:
-    notes: list[str] = []
-    export(supervised, tmp_path / "out", to=to, seq_len=4, note=notes.append)
-    assert f"--to {to} has no place for a loss mask; it is left out, and every token counts as trained" in notes
+def test_a_loss_mask_is_left_out_only_when_asked(to: str, supervised: Path, store: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"to": to, "seq_len": 4, "eos_check": False}
+    is_table = to in ("parquet", "hf")
+    said = (
+        "--columns seq_lengths has no place for the loss mask"
+        if is_table
+        else f"--to {to} has no place for a loss mask"
+    )
+    with pytest.raises(UsageError, match=rf"{said}, and without it every token .* trained on; .*or pass --drop-mask"):
+        export(supervised, tmp_path / "out", **settings, **({"columns": "seq_lengths"} if is_table else {}))
+    assert not (tmp_path / "out").exists()
+    export(supervised, tmp_path / "out", drop_mask=True, **settings)
+    export(store, tmp_path / "plain", **settings)
+    assert _files_of(tmp_path / "out") == _files_of(tmp_path / "plain")
+
+
+def _files_of(folder: Path) -> dict[str, bytes]:
+    # Arrow files of datasets name the fingerprint of the store.
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "state.json"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 @settings(max_examples=60, deadline=None)
@@ -58,7 +75,7 @@ def test_any_documents_come_back(
 ) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
-        for module in (_token_blocks, _row_files):
+        for module in (_token_blocks, _row_files, hf):
             patch.setattr(module, "BLOCK_TOKENS", block)
         patch.setattr(os, "fsync", lambda descriptor: None)
         store = make_store(folder / "store", documents, num_shards=num_shards, dtype=dtype)
@@ -71,7 +88,7 @@ def test_any_documents_come_back(
         export(store, folder / "ds", to="datatrove")
         ends = np.cumsum([len(ids) for ids in documents]).tolist()
         assert np.fromfile(folder / "ds" / "train.ds.index", "<u8").tolist() == ends
-        export(store, folder / "llmc", to="llmc")
+        export(store, folder / "llmc", to="llmc", eos_check=False)
         assert read_llmc(folder / "llmc")[0] == [stream]
         num_rows = len(stream) // seq_len
         if not num_rows:
@@ -194,7 +211,19 @@ def test_the_command_prints_one_line_and_notes_on_stderr(store: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--to parquet", "--to parquet needs --seq-len, the number of tokens per row"),
+        ("--to mds", "--to mds needs --seq-len, the number of tokens per row"),
+        (
+            "--to mds --seq-len 8 --columns labels",
+            "--columns is for --to hf and --to parquet, not for --to mds; leave it",
+        ),
+        ("--to hf --packing pad", "--packing needs --seq-len; without it, --to hf has one row per document"),
+        ("--to hf --seq-len 8 --packing best", "--packing 'best' is unknown; expected concat, best-fit, pad"),
+        ("--to hf --seq-len 8 --long-documents drop", "--long-documents has no effect with --packing concat; use"),
+        (
+            "--to parquet --columns labels,mask",
+            "--columns 'mask' is unknown; expected input_ids, labels, completion_mask",
+        ),
+        ("--to hf --seq-len 1 --packing best-fit --long-documents drop", "has no document that fits a row of 1 tokens"),
         ("--to tfrecord", "--to tfrecord is not a format; expected megatron, llmc, nanogpt"),
         ("--to nanogpt --split test", "has no split 'test'; it has train"),
         ("--to mds --seq-len 100000", "which fill no row of 100,000; use a smaller --seq-len"),

@@ -1,4 +1,4 @@
-"""Small stores to export: two-byte and four-byte ids, empty documents, two splits, a loss mask."""
+"""Small stores to export: two-byte and four-byte ids, empty documents, two splits, a loss mask, conversations."""
 
 from __future__ import annotations
 
@@ -15,8 +15,18 @@ from tokenmill.store.store import TokenStore
 TEXTS = ["one document", "", "größer 日本", "x" * 5000, "w1 w69999 w500 the last"] * 50
 
 
+TEMPLATE = (
+    "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '</>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+
+
 def make_stores(folder: Path) -> dict[str, TokenStore]:
-    """Make stores by name: `narrow` is uint16 with two splits, `wide` is int32, `bare` has no EOS, `supervised` a mask."""
+    """Make stores by name.
+
+    `narrow` is uint16 with two splits, `wide` is int32, `bare` has no EOS, `supervised` a random mask, and `chat` has
+    conversations of several turns with an EOS at the end.
+    """
     source = folder / "texts.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     wide = folder / "tokenizer"
@@ -34,7 +44,17 @@ def make_stores(folder: Path) -> dict[str, TokenStore]:
     }
     supervised = make("supervised", "bytes")
     add_mask(supervised.path, np.random.default_rng(0).integers(0, 2, supervised.num_tokens, np.uint8))
-    return {**stores, "supervised": TokenStore(supervised.path)}
+    return {**stores, "supervised": TokenStore(supervised.path), "chat": make_chat(folder)}
+
+
+def make_chat(folder: Path) -> TokenStore:
+    """Make a store of conversations of one to four turns of the assistant."""
+    (folder / "chat.jinja").write_text(TEMPLATE)
+    turns = [{"role": "user", "content": "how many?"}, {"role": "assistant", "content": "exactly eleven"}]
+    lines = [json.dumps({"messages": turns * (1 + number % 4)}) for number in range(40)]
+    (folder / "chat.jsonl").write_text("\n".join(lines))
+    flags: dict[str, Any] = {"messages_key": "messages", "chat_template": str(folder / "chat.jinja"), "eos": True}
+    return tokenmill.tokenize(str(folder / "chat.jsonl"), folder / "store-chat", tokenizer="bytes", **flags)
 
 
 def make_wide_tokenizer(folder: Path) -> None:

@@ -15,13 +15,22 @@ from tokenmill.store.store import TokenSource
 
 def add_mask(store: Path, mask: Any, split: str = "train") -> Path:
     """Add a loss mask to a store: one byte per token of a split, beside its shards and in the manifest."""
+    return _add_values(store, ".mask", np.asarray(mask, np.uint8), split)
+
+
+def add_weights(store: Path, weights: Any, split: str = "train") -> Path:
+    """Add the weight of each token's loss."""
+    return _add_values(store, ".weight", np.asarray(weights, "<f2"), split)
+
+
+def _add_values(store: Path, suffix: str, values: Any, split: str) -> Path:
     manifest = read_manifest(store)
     shards, done = [], 0
     for shard in manifest.splits[split].shards:
-        data = np.asarray(mask[done : done + shard.num_tokens], np.uint8).tobytes()
-        assert len(data) == shard.num_tokens
-        (store / f"{shard.name}.mask").write_bytes(data)
-        files = {**shard.files, ".mask": FileInfo(len(data), hash_bytes(data))}
+        data = values[done : done + shard.num_tokens].tobytes()
+        assert len(data) == shard.num_tokens * values.itemsize
+        (store / f"{shard.name}{suffix}").write_bytes(data)
+        files = {**shard.files, suffix: FileInfo(len(data), hash_bytes(data))}
         shards.append(msgspec.structs.replace(shard, files=files))
         done += shard.num_tokens
     splits = {**manifest.splits, split: msgspec.structs.replace(manifest.splits[split], shards=shards)}

@@ -15,8 +15,10 @@ import numpy.typing as npt
 from tokenmill.filling.batch import Batch
 from tokenmill.filling.fill import IGNORED
 
-__all__ = ["LAYOUTS", "Layout", "map_parts"]
+__all__ = ["FLAT", "LAYOUTS", "Layout", "map_parts"]
 
+FLAT = "hf-flat"
+"""The layout whose batches are one row of all tokens: none of its parts has the shape (batch_size, seq_len)."""
 RAGGED = {"doc_lens", "max_doc_lens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
 """Parts of batches that do not have one value for each token."""
 
@@ -32,22 +34,53 @@ def xy(batch: Batch) -> Batch:
 def hf(batch: Batch) -> dict[str, Any]:
     """Transformers and TRL: labels are not shifted, because the model shifts them.
 
-    With a document mask there is no attention mask, because with one the models would ignore positions.
+    With a document mask there is no attention mask, because with one the models would ignore positions. `seq_idx`
+    numbers the documents of each row from 0; the padding counts as one more.
     """
-    labels = np.full_like(batch.targets, IGNORED)
-    labels[:, 1:] = batch.targets[:, :-1]
     plain = {
         "input_ids": batch.inputs,
-        "labels": labels,
+        "labels": _unshifted_labels(batch),
         "position_ids": _positions(batch).astype(np.int64),
     }
     if not batch.is_masked:
         return plain | {"attention_mask": batch.attention_mask}
+    segments = np.asarray(batch.segment_ids)
     return plain | {
+        "seq_idx": np.where(segments > 0, segments - 1, segments.max(axis=1, keepdims=True)),
         "cu_seq_lens_q": batch.cu_seqlens,
         "cu_seq_lens_k": batch.cu_seqlens,
         "max_length_q": batch.max_seqlen,
         "max_length_k": batch.max_seqlen,
+    }
+
+
+def hf_flat(batch: Batch) -> dict[str, Any]:
+    """Transformers' `DataCollatorWithFlattening`: the tokens of all rows in one row of shape (1, T), without padding.
+
+    A sequence is a document with a document mask, otherwise a row. A batch without any tokens, which a rank may get
+    after the last row, is one token without a label.
+    """
+    filled = np.asarray(batch.segment_ids) > 0
+    positions = _positions(batch)
+    parts = [batch.inputs, _unshifted_labels(batch), positions]
+    if filled.all():
+        inputs, labels, positions = (part.reshape(-1) for part in parts)
+    elif filled.any():
+        inputs, labels, positions = (part[filled] for part in parts)
+    else:
+        inputs, labels, positions = (part[:1, 0] for part in parts)
+    starts = np.flatnonzero(positions == 0)
+    edges = np.append(starts, len(positions)).astype(np.int32)
+    lengths = np.diff(edges)
+    return {
+        "input_ids": inputs[None],
+        "labels": labels[None],
+        "position_ids": positions.astype(np.int64)[None],
+        "seq_idx": np.arange(len(lengths), dtype=np.int32).repeat(lengths)[None],
+        "cu_seq_lens_q": edges,
+        "cu_seq_lens_k": edges,
+        "max_length_q": int(lengths.max()),
+        "max_length_k": int(lengths.max()),
     }
 
 
@@ -108,6 +141,13 @@ def maxtext(batch: Batch) -> dict[str, Any]:
     }
 
 
+def _unshifted_labels(batch: Batch) -> npt.NDArray[Any]:
+    """Return the label of each token itself; the first one of a row has none."""
+    labels: npt.NDArray[Any] = np.full_like(batch.targets, IGNORED)
+    labels[:, 1:] = batch.targets[:, :-1]
+    return labels
+
+
 def _positions(batch: Batch) -> npt.NDArray[Any]:
     """Return positions in the document with a document mask, otherwise in the row."""
     if batch.is_masked:
@@ -124,14 +164,23 @@ def _ids_only(targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def map_parts(change: Callable[[Any, bool], Any], part: Any, is_ragged: bool = False) -> Any:
     """Apply a function to every part of a batch in some layout that is not a dict or a tuple.
 
-    The function is also told whether the part is ragged. Only the name of a part says so: a row may happen to have as
-    many documents as tokens.
+    The function is also told whether the part is ragged. The name of a part says so, or the caller for all parts: a row
+    may happen to have as many documents as tokens.
     """
     if isinstance(part, dict):
-        return {name: map_parts(change, value, name in RAGGED) for name, value in part.items()}
+        return {name: map_parts(change, value, is_ragged or name in RAGGED) for name, value in part.items()}
     if isinstance(part, tuple):
         return tuple(map_parts(change, value, is_ragged) for value in part)
     return change(part, is_ragged)
 
 
-LAYOUTS: dict[str, Layout] = {layout.__name__: layout for layout in (xy, hf, sft, megatron, torchtitan, olmo, maxtext)}
+LAYOUTS: dict[str, Layout] = {
+    "xy": xy,
+    "hf": hf,
+    FLAT: hf_flat,
+    "sft": sft,
+    "megatron": megatron,
+    "torchtitan": torchtitan,
+    "olmo": olmo,
+    "maxtext": maxtext,
+}

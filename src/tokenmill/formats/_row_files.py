@@ -1,4 +1,4 @@
-"""What formats of rows share: which rows go into which file, and rows as blocks, after offsets, or in Arrow columns."""
+"""What formats of rows of equal length share: which rows go into which file, and rows as blocks or after offsets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from tokenmill.formats._token_blocks import BLOCK_TOKENS, file_blocks, token_blo
 from tokenmill.formats.base import Array, Exporter, Shape, SplitSource
 from tokenmill.store.shard import OutputFile
 
-__all__ = ["COLUMN", "OffsetRows", "RowFile", "RowFiles", "row_batch", "row_blocks", "row_schema", "rows_at_once"]
+__all__ = ["OffsetRows", "RowFile", "RowFiles", "row_blocks", "rows_at_once"]
 
-COLUMN = "input_ids"
 LARGEST_ROW = 1 << 30
 
 
@@ -149,20 +148,3 @@ class OffsetRows(RowFiles):
     @abstractmethod
     def index(self, split: SplitSource, files: list[RowFile]) -> dict[str, Any]:
         """The content of `index.json`; all files have been written."""
-
-
-def row_schema(metadata: dict[str, str] | None = None) -> Any:
-    """Return the Arrow schema of one column of lists of int32."""
-    import pyarrow as pa
-
-    return pa.schema([(COLUMN, pa.list_(pa.int32()))], metadata=metadata)
-
-
-def row_batch(rows: Array, schema: Any) -> Any:
-    """Wrap an int32 array of (rows, seq_len) into a record batch, without copying and without an object per row."""
-    import pyarrow as pa
-
-    num_rows, seq_len = rows.shape
-    offsets = pa.array(np.arange(num_rows + 1, dtype=np.int32) * np.int32(seq_len))
-    column = pa.ListArray.from_arrays(offsets, pa.array(rows.reshape(-1)))
-    return pa.record_batch([column], schema=schema)

@@ -25,6 +25,7 @@ __all__ = [
     "ID_TYPES",
     "ONE_DOCUMENT",
     "Array",
+    "ExportRows",
     "Exporter",
     "Opener",
     "Shape",
@@ -36,8 +37,8 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
-Shape = Literal["documents", "rows", "padded rows"]
-"""Whole documents; rows of the stream of all tokens; or rows of one document each, padded."""
+Shape = Literal["documents", "rows", "padded rows", "table"]
+"""Whole documents; rows of the stream of all tokens; rows of one document each, padded; or rows of any length."""
 ID_TYPES = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "int16": "<i2", "int32": "<i4", "int64": "<i8"}
 ONE_DOCUMENT: Integers = np.zeros(1, np.int64)
 """The starts of a file that does not say where its documents are: the whole file counts as one."""
@@ -93,6 +94,18 @@ class Opener(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportRows:
+    """Which rows a format gets, and what it stores beside their ids."""
+
+    seq_len: int = 0
+    """0 for whole documents."""
+    packing: str = "concat"
+    """`documents`, or a packing of `tm.pack`."""
+    long_documents: str = "split"
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class SplitSource:
     """One split to export, and what is known about it."""
 
@@ -104,7 +117,7 @@ class SplitSource:
     """The split's shards, in order; empty unless the source is a store of tokenmill."""
     suffix: str = ".bin"
     """The suffix of the files of the shards to read."""
-    seq_len: int
+    rows: ExportRows
     links: bool
     path: Path
     tokenizer: str
@@ -117,6 +130,11 @@ class SplitSource:
     """Called with the number of tokens that have been written since the last call."""
     note: Callable[[str], None]
     """Called with messages to the user that are no errors."""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a row."""
+        return self.rows.seq_len
 
     @property
     def num_rows(self) -> int:
@@ -133,10 +151,18 @@ class SplitSource:
     @property
     def mask(self) -> SplitSource | None:
         """The loss mask as a source of its own, with a byte in place of each token; None if there is no mask."""
-        mask = self.documents.mask
-        if mask is None:
+        return self._beside(".mask")
+
+    @property
+    def weight(self) -> SplitSource | None:
+        """The weights of the loss as a source of its own, with a number in place of each token; None if all are 1."""
+        return self._beside(".weight")
+
+    def _beside(self, suffix: str) -> SplitSource | None:
+        values = self.documents.view(suffix)
+        if values is None:
             return None
-        return replace(self, documents=mask, suffix=".mask", advance=lambda _count: None)
+        return replace(self, documents=values, suffix=suffix, advance=lambda _count: None)
 
 
 class Exporter(Protocol):
@@ -147,19 +173,33 @@ class Exporter(Protocol):
     """Whether its readers take a whole folder, so that splits cannot share one."""
     carries_mask: bool = False
     """Whether it can store which tokens are trained on."""
+    carries_weights: bool = False
+    """Whether it can store the weight of each token's loss."""
+    boundary_reader: str = ""
+    """Who finds documents in its files by a token alone; empty if no one does."""
     can_link: bool = False
     """Whether its files of tokens can be hard links to the shards."""
 
     def check(self, split: SplitSource) -> None:
         """Refuse a split that this format cannot hold; called before anything is written."""
 
+    def check_documents(self, split: SplitSource) -> None:
+        """Refuse a store in whose files the format's readers would find other documents than it has."""
+
     def write(self, split: SplitSource, folder: Path) -> None:
         """Write the split's files into a folder."""
         ...
 
-    def read(self, split: SplitSource, folder: Path) -> Iterator[Array]:
-        """Yield the ids in the files, in store order and without padding; blocks may share memory."""
+    def read(self, split: SplitSource, folder: Path) -> Iterator[Any]:
+        """Yield the ids in the files, in store order and without padding; blocks may share memory.
+
+        A table yields dicts of all its columns, see `expect`.
+        """
         ...
+
+    def expect(self, split: SplitSource) -> Iterator[Any]:
+        """Yield what `read` must find, from the store."""
+        raise NotImplementedError
 
 
 def id_type(dtype: str | None) -> np.dtype[Any]:

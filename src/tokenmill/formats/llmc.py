@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import StoreError
+from tokenmill.formats._boundaries import check_boundaries
 from tokenmill.formats._token_blocks import file_blocks, token_blocks
 from tokenmill.formats.base import Array, Exporter, Opener, Shape, SplitSource, TokenFile
 from tokenmill.regular_files import open_regular
@@ -42,6 +43,7 @@ class LlmC(Opener, Exporter):
     pattern = "*.bin"
     magics = tuple(magic.to_bytes(4, "little") for magic in (*VARIANTS, *OTHERS))
     shape: Shape = "documents"
+    boundary_reader = "modded-nanogpt"
 
     def describe_file(self, path: Path, dtype: str | None) -> TokenFile:
         """Read the header, which says what the ids are; `dtype` is not needed."""
@@ -60,6 +62,15 @@ class LlmC(Opener, Exporter):
                 f"{HEADER_BYTES}; it is damaged, or not finished"
             )
         return TokenFile(str(path), kind, count, size, offset=HEADER_BYTES)
+
+    def check_documents(self, split: SplitSource) -> None:
+        """Refuse a store unless each document has one EOS or BOS, which gets or keeps its place in front.
+
+        llm.c looks at no documents, but modded-nanogpt does, which reads the same files.
+        """
+        is_first = split.bos_id is not None
+        token = split.bos_id if is_first else split.eos_id
+        check_boundaries(split, self.boundary_reader, token, is_first=is_first)
 
     def write(self, split: SplitSource, folder: Path) -> None:
         """Cut the stream into shards, with the last EOS before the first document."""

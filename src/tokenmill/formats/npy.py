@@ -1,6 +1,7 @@
 """NumPy's own `.npy`: opened as one array of ids per file, exported as four arrays of rows per split.
 
-The exported arrays have the shape (rows, seq_len): inputs, targets, attention mask and loss mask. Rows are those of
+The exported arrays have the shape (rows, seq_len): inputs, targets, attention mask, loss mask and, if the store has
+them, the weights of targets. Rows are those of
 `tm.pack(method="pad")`: one document each, a long one in several, followed by padding. A target is the next token of
 the row, or -100 where the loss mask is 0: at the end of a row, in padding, and in a supervised store where the next
 token is not trained on. All arrays can be mapped with `np.load(path, mmap_mode="r")`.
@@ -17,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from tokenmill.dataset.pack import pack
-from tokenmill.dataset.rows import PackedRows
 from tokenmill.errors import StoreError
+from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import IGNORED, Chunk
 from tokenmill.formats._token_blocks import BLOCK_TOKENS, file_blocks
 from tokenmill.formats.base import ID_TYPES, Array, Exporter, Opener, Shape, SplitSource, TokenFile
@@ -29,6 +30,8 @@ __all__ = ["NumpyArrays"]
 
 TYPES = {"input_ids": "<i4", "target_ids": "<i4", "attention_mask": "|u1", "loss_mask": "|u1"}
 """The exported arrays: ids are int32, masks are bytes of 0 and 1."""
+WEIGHTS = {"loss_weights": "<f4"}
+"""One more array, if the store has weights."""
 
 
 class NumpyArrays(Opener, Exporter):
@@ -38,7 +41,7 @@ class NumpyArrays(Opener, Exporter):
     pattern = "*.npy"
     magics = (b"\x93NUMPY",)  # OLMo's files with the same suffix have none
     shape: Shape = "padded rows"
-    carries_mask = True
+    carries_mask = carries_weights = True
 
     def describe_file(self, path: Path, dtype: str | None) -> TokenFile:
         """Read the header, which says what the ids are; `dtype` is not needed."""
@@ -55,17 +58,18 @@ class NumpyArrays(Opener, Exporter):
         return TokenFile(str(path), kind, shape[0], size, offset=offset)
 
     def write(self, split: SplitSource, folder: Path) -> None:
-        """Write all four arrays together, some rows at a time."""
+        """Write all arrays together, some rows at a time."""
         rows = pack(split.documents, seq_len=split.seq_len, method="pad")
-        mask = split.documents.mask
-        trained = None if mask is None else pack(mask, seq_len=split.seq_len, method="pad")
+        types = TYPES if split.weight is None else TYPES | WEIGHTS
+        pool = BufferPool(np.int32)
         step = max(1, BLOCK_TOKENS // split.seq_len)
         with ExitStack() as stack:
-            files = {name: stack.enter_context(OutputFile(_path(split, folder, name))) for name in TYPES}
+            files = {name: stack.enter_context(OutputFile(_path(split, folder, name))) for name in types}
             for name, file in files.items():
-                file.write(_header(TYPES[name], (len(rows), split.seq_len)))
+                file.write(_header(types[name], (len(rows), split.seq_len)))
             for first in range(0, len(rows), step):
-                arrays = _fill(rows, trained, np.arange(first, min(first + step, len(rows))))
+                chunk = Chunk(rows, np.arange(first, min(first + step, len(rows)))).fill(pool)
+                arrays = _arrays(chunk, types)
                 for name, file in files.items():
                     file.write(arrays[name])
                 split.advance(int(np.count_nonzero(arrays["attention_mask"])))
@@ -80,22 +84,17 @@ class NumpyArrays(Opener, Exporter):
             yield inputs[attention == 1]
 
 
-def _fill(rows: PackedRows, trained: PackedRows | None, index: Array) -> dict[str, Array]:
-    """Fill some rows of all four arrays."""
-    inputs, targets = _copy(rows, index)
-    lengths = rows.spans(index).lengths
-    attention = (np.arange(rows.seq_len) < lengths[:, None]).astype("u1")
-    loss = targets != IGNORED
-    if trained is not None:
-        loss &= _copy(trained, index)[1] == 1
-        targets[~loss] = IGNORED
-    return {"input_ids": inputs, "target_ids": targets, "attention_mask": attention, "loss_mask": loss.astype("u1")}
-
-
-def _copy(rows: PackedRows, index: Array) -> tuple[Array, Array]:
-    both = np.empty((2, len(index), rows.seq_len), np.int32)
-    Chunk(rows, index).copy(both[0], both[1])
-    return both[0], both[1]
+def _arrays(chunk: Chunk, types: dict[str, str]) -> dict[str, Array]:
+    """Return all arrays of some rows."""
+    arrays = {
+        "input_ids": chunk.inputs,
+        "target_ids": chunk.targets,
+        "attention_mask": chunk.spread("segment_ids") > 0,
+        "loss_mask": chunk.targets != IGNORED,
+    }
+    if "loss_weights" in types:
+        arrays["loss_weights"] = chunk.loss_weights
+    return {name: arrays[name].astype(kind, copy=False) for name, kind in types.items()}
 
 
 def _header(kind: str, shape: tuple[int, int]) -> bytes:

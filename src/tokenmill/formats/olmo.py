@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import StoreError
+from tokenmill.formats._boundaries import check_boundaries
 from tokenmill.formats._token_blocks import BareTokens
 from tokenmill.formats.base import Array, Opener, SplitSource, TokenFile, bare_file, id_type, starts_of
 from tokenmill.regular_files import check_regular, open_regular
@@ -35,6 +36,7 @@ class Olmo(Opener, BareTokens):
     label = "OLMo"
     pattern = f"*{TOKENS}"
     carries_mask = can_link = True
+    boundary_reader = "OLMo-core"
     tokens_suffix, mask_suffix = TOKENS, "_labels_mask.npy"
     narrow, wide = "<u2", "<u4"
 
@@ -58,6 +60,10 @@ class Olmo(Opener, BareTokens):
         # OLMo's own tables end with the last end-of-text token; the tokens after it count as one more document.
         ends = ends if ends[-1] == last else np.append(ends, last)
         return bare_file(path, kind, starts_of(ends, kind))
+
+    def check_documents(self, split: SplitSource) -> None:
+        """Refuse a store unless each document has one EOS, at its end: by default, OLMo-core ignores the table."""
+        check_boundaries(split, self.boundary_reader, split.eos_id)
 
     def write_index(self, split: SplitSource, stem: Path, shards: range) -> None:
         """Write the table of documents; tokens are counted from the first of these shards, documents from shard 0."""

@@ -2,12 +2,13 @@
 
 When a file is opened, each row is a document. Columns are compressed and cannot be mapped, so they are copied once,
 some rows at a time, into a spool. An export has row groups of 25,000 rows, which are in memory while they are encoded;
-rows above 2,048 tokens come in smaller groups, so that this stays at 200 MB of ids.
+if rows are long or have many columns, groups have fewer rows, so that this stays at 200 MB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,17 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import StoreError
-from tokenmill.formats._row_files import COLUMN, RowFile, RowFiles, row_batch, row_blocks, row_schema, rows_at_once
+from tokenmill.filling.fill import IGNORED
+from tokenmill.formats._arrow_tables import Limits, Tables, limit_tokens, table_schema
 from tokenmill.formats._spool import Spool
-from tokenmill.formats.base import Array, Opener, SplitSource, TokenFile
+from tokenmill.formats._table_blocks import IDS, MASKS
+from tokenmill.formats.base import Opener, SplitSource, TokenFile
 from tokenmill.regular_files import check_regular
 
 __all__ = ["ParquetRows"]
 
 GROUP_ROWS = 25_000
-GROUP_TOKENS = GROUP_ROWS * 2048
+GROUP_BYTES = GROUP_ROWS * 2048 * 4
 GROUPS_PER_FILE = 4
 BATCH_TOKENS = 1 << 18
 MOST_BATCH_ROWS = 8192
@@ -31,12 +34,12 @@ BUFFER_BYTES = 1 << 20
 LARGEST_ID = (1 << 31) - 1
 
 
-class ParquetRows(Opener, RowFiles):
+class ParquetRows(Opener, Tables):
     """Exported files have up to four row groups, compressed with zstd."""
 
     label = "Parquet"
     pattern = "*.parquet"
-    file_name = "{split}-{number:05d}-of-{count:05d}.parquet"
+    file_name = "{split}-{number}-of-{count}.parquet"
 
     def recognise(self, path: Path) -> Path | None:
         """Take any `.parquet` except a store's `.docs.parquet`, which has no ids."""
@@ -53,38 +56,35 @@ class ParquetRows(Opener, RowFiles):
             for path in paths:
                 row = 0
                 for batch in _read_batches(path):
-                    _append(spool, batch.column(0), path, row)
+                    _check_losses(batch, path, row)
+                    _append(spool, batch.column(IDS), path, row)
                     row += len(batch)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = str(error).partition("\n")[0][:120]
             raise StoreError(f"{path} is damaged, or not a Parquet file: {reason}") from None
         return [spool.finish()]
 
-    def rows_per_file(self, split: SplitSource) -> int:
-        """Return the rows of all groups of a file."""
-        return GROUPS_PER_FILE * _group_rows(split)
+    def limits(self, split: SplitSource) -> Limits:
+        """Return the limits of a row group, and four groups per file."""
+        return Limits(GROUP_ROWS, limit_tokens(split, GROUP_BYTES), file_blocks=GROUPS_PER_FILE)
 
-    def write_file(self, split: SplitSource, file: RowFile) -> None:
-        """Fill and encode one row group after the other."""
+    @contextmanager
+    def open_file(self, split: SplitSource, path: Path) -> Iterator[Callable[[Any], None]]:
+        """Write each batch as a row group."""
         import pyarrow.parquet as pq
 
-        schema, group_rows = row_schema(), _group_rows(split)
         # Ids repeat too rarely within a page for a dictionary to save space.
-        with pq.ParquetWriter(file.path, schema, compression="zstd", use_dictionary=False) as writer:
-            for group in row_blocks(split, np.int32, file.first, file.last, group_rows):
-                writer.write_batch(row_batch(group, schema), row_group_size=group_rows)
+        with pq.ParquetWriter(path, table_schema(split), compression="zstd", use_dictionary=False) as writer:
+            yield lambda batch: writer.write_batch(batch, row_group_size=max(1, len(batch)))
 
-    def read_file(self, split: SplitSource, file: RowFile) -> Iterator[Array]:
-        """Read the values of the lists, which have no gaps."""
+    def read_file(self, path: Path) -> Iterator[Any]:
+        """Read some rows at a time."""
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(file.path) as parquet:
-            for batch in parquet.iter_batches(rows_at_once(split), columns=[COLUMN]):
-                yield batch.column(0).flatten().to_numpy()
-
-
-def _group_rows(split: SplitSource) -> int:
-    return max(1, min(GROUP_ROWS, GROUP_TOKENS // split.seq_len))
+        with pq.ParquetFile(path) as parquet:
+            footer = parquet.metadata
+            values = sum(footer.row_group(n).column(0).num_values for n in range(footer.num_row_groups))
+            yield from parquet.iter_batches(_rows_at_once(footer.num_rows, values))
 
 
 def _open(path: Path) -> Any:
@@ -101,12 +101,11 @@ def _id_bits(path: Path) -> int:
 
     with _open(path) as file:
         schema = file.schema_arrow
-    if schema.names.count(COLUMN) != 1:
-        raise StoreError(f"{path} has no column {COLUMN!r} with ids; it has {', '.join(map(repr, schema.names))}")
-    kind = schema.field(COLUMN).type
-    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    if not is_list or not types.is_integer(kind.value_type):
-        raise StoreError(f"{path} has a column {COLUMN!r} of type {kind}; expected a list of integers")
+    if schema.names.count(IDS) != 1:
+        raise StoreError(f"{path} has no column {IDS!r} with ids; it has {', '.join(map(repr, schema.names))}")
+    kind = schema.field(IDS).type
+    if not _is_list(kind) or not types.is_integer(kind.value_type):
+        raise StoreError(f"{path} has a column {IDS!r} of type {kind}; expected a list of integers")
     return int(kind.value_type.bit_width)
 
 
@@ -114,11 +113,47 @@ def _read_batches(path: Path) -> Iterator[Any]:
     """Read rows with about `BATCH_TOKENS` ids at a time, estimated from the footer."""
     with _open(path) as file:
         footer = file.metadata
-        place = next(n for n in range(footer.num_columns) if footer.schema.column(n).path.split(".")[0] == COLUMN)
+        place = next(n for n in range(footer.num_columns) if footer.schema.column(n).path.split(".")[0] == IDS)
+        columns = [name for name in (IDS, *MASKS) if name in file.schema_arrow.names]
         for group in range(footer.num_row_groups):
             num_rows, num_ids = footer.row_group(group).num_rows, footer.row_group(group).column(place).num_values
-            size = max(1, min(MOST_BATCH_ROWS, BATCH_TOKENS * num_rows // max(1, num_ids)))
-            yield from file.iter_batches(size, row_groups=[group], columns=[COLUMN], use_threads=False)
+            size = _rows_at_once(num_rows, num_ids)
+            yield from file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
+
+
+def _rows_at_once(num_rows: int, num_ids: int) -> int:
+    """Return how many rows have about `BATCH_TOKENS` ids."""
+    return max(1, min(MOST_BATCH_ROWS, BATCH_TOKENS * num_rows // max(1, num_ids)))
+
+
+def _check_losses(batch: Any, path: Path, row: int) -> None:
+    """Refuse rows with tokens that are not trained on: only ids are read, so prompts would be."""
+    import pyarrow.compute as compute
+    import pyarrow.types as types
+
+    for name in MASKS:
+        kind = batch.schema.field(name).type if name in batch.schema.names else None
+        if kind is None or not _is_list(kind) or not (types.is_integer(kind.value_type) or name == "loss_weights"):
+            continue
+        column = batch.column(name)
+        lengths = compute.list_value_length(column).fill_null(0).to_numpy(False)
+        ends = np.cumsum(lengths)
+        unused = compute.equal(column.flatten(), IGNORED if name == "labels" else 0).fill_null(False)
+        is_unused = unused.to_numpy(False).copy()
+        # The first token of a row is never trained on.
+        is_unused[(ends - lengths)[lengths > 0]] = False
+        if is_unused.any():
+            wrong = row + int(np.searchsorted(ends, is_unused.argmax(), "right"))
+            raise StoreError(
+                f"{path} has a column {name!r} that leaves tokens of row {wrong} out of the loss, and only ids are "
+                "read; open the store that it was exported from, or remove the column to train on every token"
+            )
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _append(spool: Spool, column: Any, path: Path, row: int) -> None:
@@ -128,9 +163,9 @@ def _append(spool: Spool, column: Any, path: Path, row: int) -> None:
     values = column.flatten()
     if column.null_count or values.null_count:
         null = next(n for n, ids in enumerate(column.to_pylist()) if ids is None or None in ids)
-        raise StoreError(f"{path} has a null in column {COLUMN!r}, in row {row + null}; leave it out")
+        raise StoreError(f"{path} has a null in column {IDS!r}, in row {row + null}; leave it out")
     ids = values.to_numpy()
     if len(ids) and (ids.min() < 0 or ids.max() > LARGEST_ID):
         wrong = int(ids.min() if ids.min() < 0 else ids.max())
-        raise StoreError(f"{path} has {wrong} in column {COLUMN!r}, near row {row}, which is not a token id")
+        raise StoreError(f"{path} has {wrong} in column {IDS!r}, near row {row}, which is not a token id")
     spool.append(ids, compute.list_value_length(column).to_numpy().astype(np.int64))

@@ -24,7 +24,7 @@ from tokenmill.errors import StoreError, UsageError
 from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import Chunk
-from tokenmill.filling.layouts import LAYOUTS, map_parts
+from tokenmill.filling.layouts import FLAT, LAYOUTS, map_parts
 from tokenmill.loaders._prefetch import Prefetcher
 from tokenmill.loaders._state import VERSION, check_state
 from tokenmill.loaders._world import find_rank
@@ -89,7 +89,7 @@ class Loader:
         self.global_batch_size = self.batch_size * self.world_size
         """Rows of one step over all ranks."""
         self._layout = LAYOUTS[one_of(layout, LAYOUTS, "layout")]
-        self._is_plain = layout == "xy"
+        self._is_plain, self._is_flat = layout == "xy", layout == FLAT
         self._document_mask = flag(document_mask, "document_mask")
         self._prefetch = whole_number(prefetch, "prefetch", 0)
         self._epochs, self._drop_last = epochs, flag(drop_last, "drop_last")
@@ -287,7 +287,7 @@ class Loader:
             arrays = self._wrap_tokens([*chunk.inputs, *chunk.targets])
             return [Batch(arrays[number], arrays[count + number], chunk, number, self._wrap) for number in range(count)]
         batches = (Batch(chunk.inputs[number], chunk.targets[number], chunk, number) for number in range(count))
-        return [map_parts(self._wrap, self._layout(batch)) for batch in batches]
+        return [map_parts(self._wrap, self._layout(batch), self._is_flat) for batch in batches]
 
     def _wrap_tokens(self, arrays: list[npt.NDArray[Any]]) -> Sequence[Any]:
         """Turn inputs and targets into arrays of the framework."""

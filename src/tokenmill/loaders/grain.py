@@ -21,7 +21,7 @@ from tokenmill.errors import MissingDependencyError, UsageError
 from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import Chunk
-from tokenmill.filling.layouts import LAYOUTS, map_parts
+from tokenmill.filling.layouts import FLAT, LAYOUTS, map_parts
 from tokenmill.loaders.base import Loader, batch_dtype, count_rows
 
 try:
@@ -65,7 +65,8 @@ class RowSource:
         """Return several rows, filled together; Grain calls this when it reads in batches."""
         chunk = Chunk(self.rows, np.array(indices), document_mask=self._document_mask).fill(self._pool)
         rows = (Batch(chunk.inputs[n], chunk.targets[n], chunk, n) for n in range(len(indices)))
-        return [map_parts(_first_row, _plain(LAYOUTS[self._layout](row))) for row in rows]
+        is_flat = self._layout == FLAT
+        return [map_parts(_first_row, _plain(LAYOUTS[self._layout](row)), is_flat) for row in rows]
 
     def __repr__(self) -> str:
         # Grain's DataLoader compares this with the one in a checkpoint; more epochs make no other source.

@@ -132,7 +132,7 @@ class TfLoader(Loader):
         if not self._is_settled and self._epochs is not None:
             raise UsageError("tf.data needs to know the number of batches; tokenize first, or leave epochs out")
         num_batches = self._num_left(start) if self._is_settled else 1 << 40
-        specs = map_parts(self._spec, self._parts(self._chunk(start, 1)))
+        specs = map_parts(self._spec, self._parts(self._chunk(start, 1)), self._is_flat)
         # Parts of a layout may have another length in every batch, and then cannot be stacked.
         can_join = self._is_plain and self._is_settled
         at_once = max(1, CHUNK_TOKENS // (self.batch_size * self.rows.seq_len)) if can_join else 1

@@ -92,6 +92,12 @@ class Documents:
         vars(view).update(vars(self), table=self.beside[suffix], dtype=self.beside[suffix].dtype, beside={})
         return view
 
+    def without_values(self) -> Documents:
+        """The same documents without their mask and weights, as if all tokens were trained on."""
+        plain = Documents.__new__(Documents)
+        vars(plain).update(vars(self), beside={})
+        return plain
+
     def __len__(self) -> int:
         return self.num_documents
 
