@@ -76,6 +76,11 @@ class Trained(NamedTuple):
     spans: list[tuple[int, int, float]]
     ends: bool
     """Whether the text ends with an end-of-text token, which is trained on too."""
+    prompt: str | None = None
+    """Of a preference pair: the prompt alone, which this text and its neighbour answer.
+
+    Texts 2i and 2i + 1 of a batch are a pair. Their tokens decide where the prompt ends, so the spans are not used.
+    """
 
 
 class PackedTexts(Sequence[str]):
@@ -145,6 +150,16 @@ class TextBatch:
     records: list[tuple[Any, ...]] | None = None
     lines: npt.NDArray[np.int64] | None = None
     trained: list[Trained] | None = None
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether texts 2i and 2i + 1 are the two answers of a preference pair."""
+        return bool(self.trained) and self.trained[0].prompt is not None  # type: ignore[index]
+
+    @property
+    def num_records(self) -> int:
+        """How many records of the input the texts are."""
+        return len(self.texts) // 2 if self.has_pairs else len(self.texts)
 
     def keep(self, which: npt.NDArray[np.bool_]) -> None:
         """Drop the texts for which `which` is false."""

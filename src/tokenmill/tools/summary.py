@@ -36,7 +36,7 @@ def print_summary(outcome: Outcome, request: Request) -> None:
 
 def print_finished(store: str | Path, manifest: Manifest, how: str = "finished") -> None:
     """Print what a finished store holds."""
-    totals = f"{manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens, {manifest.num_rejects:,} rejects"
+    totals = f"{manifest.num_records:,} {manifest.records_name}, {manifest.num_tokens:,} tokens, {manifest.num_rejects:,} rejects"
     print(f"{store} is {how}: {totals}.")
     if manifest.num_rejects:
         print(
@@ -64,8 +64,8 @@ def _first_document(manifest: Manifest) -> str:
 def _rows(outcome: Outcome, manifest: Manifest) -> list[tuple[str, str]]:
     observer = outcome.observer
     assert observer is not None
-    counts = f"{manifest.num_documents_in:,} in = {manifest.num_documents:,} out + {manifest.num_rejects:,} rejects"
-    rows = [("documents", counts)]
+    counts = f"{manifest.num_documents_in:,} in = {manifest.num_records:,} out + {manifest.num_rejects:,} rejects"
+    rows = [(manifest.records_name, counts)]
     rows += [(f"  {reason}", f"{count:,}") for reason, count in manifest.rejects.items()]
     for name, split in manifest.splits.items():
         where = f"{plural(split.num_documents, 'document')}, {plural(len(split.shards), 'shard')}"

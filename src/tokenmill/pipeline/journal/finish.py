@@ -181,8 +181,9 @@ def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Man
         files=files,
         settings=settings,
         inputs=[InputInfo(file.name, file.bytes, file.fingerprint) for file in saved.plan.inputs],
+        holds="pairs" if "chosen-key" in settings else "prompts" if "prompts-only" in settings else msgspec.UNSET,
     )
-    assert manifest.num_documents_in == manifest.num_documents + manifest.num_rejects
+    assert manifest.num_documents_in == manifest.num_records + manifest.num_rejects
     data = encode_sealed(manifest)
     if len(data) > MOST_JSON_BYTES:
         raise StoreError(
