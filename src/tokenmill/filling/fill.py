@@ -90,7 +90,7 @@ class Chunk:
         for spans in self._spans:
             _copy(spans, self.start, self.stop, inputs, targets)
         if self._masks:
-            targets[self._copy_values(self._masks, np.int16) == 0] = IGNORED
+            targets[self._copy_values(self._masks, np.int16)[1] == 0] = IGNORED
         if self.is_masked:
             targets.reshape(-1)[self.cover.document_ends(self.start, self.stop)] = IGNORED
         if len(self._blank):
@@ -99,13 +99,25 @@ class Chunk:
             targets[blank] = IGNORED
 
     def _copy_values(self, several: list[_LocatedSpans], dtype: npt.DTypeLike) -> Array:
-        """Copy the values that a store has beside its tokens, one for each target; 1 for rows that have none."""
+        """Copy the values that a store has beside its tokens, for inputs and for targets; 1 for rows that have none."""
         values = np.ones((2, self.stop - self.start, self.seq_len), dtype)
         for spans in several:
             _copy(spans, self.start, self.stop, values[0], values[1])
         # Targets are one token further than inputs, and so are the values that belong to them.
-        of_targets: Array = values[1]
-        return of_targets
+        return values
+
+    @cached_property
+    def is_trained(self) -> Array:
+        """Whether each input itself is trained on, wherever it is in the row; a target is one token further."""
+        trained = self._copy_values(self._masks, np.int16)[0] > 0
+        return trained.reshape(self.inputs.shape)
+
+    def owner_of(self, row: int) -> Documents | None:
+        """Return the documents from which a row was resolved; None for a blank row."""
+        for resolved in self._resolved:
+            if resolved.at is None or row in resolved.at:
+                return None if row in self._blank else resolved.rows.documents
+        return None
 
     @cached_property
     def cover(self) -> Cover:
@@ -123,7 +135,7 @@ class Chunk:
         """The weight of each target's loss: 0 where it has none, 1 where a store has no weights."""
         weights: Array = (self.targets != IGNORED).astype(np.float32)
         if self._weights:
-            weights *= self._copy_values(self._weights, np.float32).reshape(weights.shape)
+            weights *= self._copy_values(self._weights, np.float32)[1].reshape(weights.shape)
         return weights
 
     def spread(self, name: str) -> Array:

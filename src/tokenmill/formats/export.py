@@ -92,6 +92,12 @@ def export(
     if links and not isinstance(opened, TokenStore):
         raise UsageError(f"--links needs a store of tokenmill, which {opened.path} is not")
     chosen = _choose_splits(opened, split, note)
+    for documents in chosen.values():
+        if documents.holds is not None:
+            raise UsageError(
+                f"{documents.name} holds {documents.holds}, and an export would make a trainer learn all of it; load it "
+                f"with tm.load(..., packing={documents.holds!r})"
+            )
     total = sum(documents.num_tokens for documents in chosen.values())
     written, checked = _count(advance, WRITING, total), _count(advance, CHECKING, 2 * total)
     splits = _split_sources(opened, chosen, seq_len=seq_len or 0, links=links, advance=written, note=note)
