@@ -14,11 +14,12 @@ from tokenmill.arguments import one_of
 from tokenmill.dataset.rows import Integers, Rows
 from tokenmill.errors import UsageError
 from tokenmill.filling.batch import Batch
-from tokenmill.filling.fill import IGNORED
+from tokenmill.filling.buffers import BufferPool
+from tokenmill.filling.fill import IGNORED, Chunk
 from tokenmill.filling.layouts import LAYOUTS, Layout
 from tokenmill.store.sources import read_kept
 
-__all__ = ["choose_layout"]
+__all__ = ["arrange", "choose_layout"]
 
 
 def choose_layout(rows: Rows, name: str) -> Layout:
@@ -28,6 +29,12 @@ def choose_layout(rows: Rows, name: str) -> Layout:
     if name not in ("xy", rows.layout):
         raise UsageError(f"layout {name!r} is for packed documents, and these rows are {rows.layout}; leave it out")
     return {"pairs": pairs, "prompts": prompts}[rows.layout]
+
+
+def arrange(rows: Rows, index: Integers) -> Any:
+    """Return rows by number as one batch in their own layout."""
+    chunk = Chunk(rows, index, batch_size=len(index)).fill(BufferPool(np.int64))
+    return choose_layout(rows, "xy")(Batch(chunk.inputs[0], chunk.targets[0], chunk, 0))
 
 
 def pairs(batch: Batch) -> dict[str, Any]:

@@ -176,7 +176,9 @@ class _TokenScan:
         if self.largest >= vocab_size:
             yield f" holds id {self.largest}, outside the vocabulary of {vocab_size}"
         # The end of a conversation depends on its chat template.
-        has_messages = self._manifest.settings.get("messages-key") is not None
+        settings = self._manifest.settings
+        has_messages = settings.get("messages-key") is not None
+        has_messages |= self._manifest.has_pairs and settings.get("chat-template") is not None
         for name, token, count, verb in (
             ("BOS", self._specials.bos_id, self.num_with_bos, "begin"),
             ("EOS", None if has_messages else self._specials.eos_id, self.num_with_eos, "end"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,15 @@ from tokenmill.supervision.masks import Weights, assemble
 from tokenmill.supervision.renderer import Renderer, _strings, clean_messages
 from tokenmill.text_batch import IntArray, Refusal, Reject, TextBatch, TokenBatch, Trained
 
-__all__ = ["AssembledPairs", "PairRenderer", "assemble_pairs", "read_tools"]
+__all__ = [
+    "LATE_REASONS",
+    "NO_TEMPLATE",
+    "AssembledPairs",
+    "PairRenderer",
+    "assemble_pairs",
+    "read_tools",
+    "reject_empty_pairs",
+]
 
 Texts = tuple[str, str, str, bool]
 """The prompt alone, the prompt with the chosen and with the rejected answer, and whether an EOS follows."""
@@ -138,6 +147,10 @@ _DIFFERENT = Refusal(
 _REPEATED = Refusal(
     "repeated-prompt", "both answers begin with the messages of the prompt; leave --prompt-key out, or remove them there"
 )
+_EQUAL_TOKENS = Refusal("equal-tokens", "the chosen and the rejected answer have the same tokens")
+_NO_TOKENS = Refusal("no-answer-tokens", "the chosen or the rejected answer adds no token to the prompt")
+LATE_REASONS = (_EQUAL_TOKENS.reason, _NO_TOKENS.reason)
+"""Reasons of rejects that only the tokens show."""
 NO_TEMPLATE = Refusal(
     "no-chat-template", "it has messages, and the tokenizer has no chat template; pass one with --chat-template FILE"
 )
@@ -188,16 +201,15 @@ class AssembledPairs(NamedTuple):
 
 
 def assemble_pairs(
-    batch: TextBatch,
+    texts: list[str],
+    trained: list[Trained],
     encode: Callable[[list[str]], TokenBatch],
     *,
     bos_id: int | None,
     eos_id: int | None,
     dtype: npt.DTypeLike,
 ) -> AssembledPairs:
-    """Encode the texts of pairs and mark the answers; pairs without a difference in tokens become rejects."""
-    trained = batch.trained or []
-    prompts = [str(some.prompt) for some in trained[::2]]
+    """Encode the texts of pairs, and find where the answers begin."""
 
     def surround(texts: list[str], trained: list[Trained], eos_id: int | None) -> tuple[IntArray, npt.NDArray[np.int64]]:
         encoded = encode(texts)
@@ -205,33 +217,37 @@ def assemble_pairs(
         made = assemble(encoded, blank, trained, bos_id=bos_id, eos_id=eos_id, dtype=dtype)
         return made.tokens, np.concatenate([[0], np.cumsum(made.lengths, dtype=np.int64)])
 
-    tokens, edges = surround(list(batch.texts), trained, eos_id)
+    prompts = [str(some.prompt) for some in trained[::2]]
+    tokens, edges = surround(texts, trained, eos_id)
     alone, prompt_edges = surround(prompts, [Trained([], False)] * len(prompts), None)
     shared = np.empty((len(prompts), 3), np.int32)
-    good = np.ones(len(prompts), bool)
-    for pair, (start, stop) in enumerate(zip(prompt_edges[:-1].tolist(), prompt_edges[1:].tolist(), strict=True)):
+    for pair, (start, stop) in enumerate(pairwise(prompt_edges.tolist())):
         first, middle, last = edges[2 * pair : 2 * pair + 3].tolist()
         prompt, chosen, rejected = alone[start:stop], tokens[first:middle], tokens[middle:last]
         num_prompt = min(_count_shared(prompt, chosen), _count_shared(prompt, rejected))
         shared[pair] = num_prompt, _count_shared(chosen, rejected), _count_shared(chosen[::-1], rejected[::-1])
-        refusal = None
-        if len(chosen) == len(rejected) == shared[pair, 1]:
-            refusal = Refusal("equal-tokens", "the chosen and the rejected answer have the same tokens")
-        elif num_prompt == min(len(chosen), len(rejected)):
-            refusal = Refusal("no-answer-tokens", "the chosen or the rejected answer adds no token to the prompt")
-        if refusal is not None:
-            good[pair] = False
-            line = int(batch.lines[2 * pair]) if batch.lines is not None else -1
-            batch.rejects.append(Reject(int(batch.positions[2 * pair]), line, *refusal))
-    lengths, which = np.diff(edges), np.repeat(good, 2)
-    if not good.all():
-        batch.keep(which)
-        tokens = tokens[np.repeat(which, lengths)]
-        lengths, shared = lengths[which], shared[good]
-    shared = np.repeat(shared, 2, axis=0)
-    places = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    shared, lengths = np.repeat(shared, 2, axis=0), np.diff(edges)
+    places = np.arange(len(tokens)) - np.repeat(edges[:-1], lengths)
     weights = (places >= np.repeat(shared[:, 0], lengths)).astype(np.float32)
     return AssembledPairs(tokens, lengths.astype(np.int32), weights, shared)
+
+
+def reject_empty_pairs(batch: TextBatch, pairs: AssembledPairs) -> AssembledPairs:
+    """Make rejects of pairs that differ in their texts and not in their tokens, or whose answer adds no token."""
+    num_prompt, prefix, _ = pairs.shared[::2].T
+    lengths = pairs.lengths.reshape(-1, 2)
+    equal = (lengths == prefix[:, None]).all(axis=1)
+    bad = equal | (lengths <= num_prompt[:, None]).any(axis=1)
+    if not bad.any():
+        return pairs
+    for pair in np.flatnonzero(bad).tolist():
+        line = int(batch.lines[2 * pair]) if batch.lines is not None else -1
+        refusal = _EQUAL_TOKENS if equal[pair] else _NO_TOKENS
+        batch.rejects.append(Reject(int(batch.positions[2 * pair]), line, *refusal))
+    good = np.repeat(~bad, 2)
+    batch.keep(good)
+    tokens = np.repeat(good, pairs.lengths)
+    return AssembledPairs(pairs.tokens[tokens], pairs.lengths[good], pairs.weights[tokens], pairs.shared[good])
 
 
 def _count_shared(a: IntArray, b: IntArray) -> int:

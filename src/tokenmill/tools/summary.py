@@ -69,6 +69,8 @@ def _rows(outcome: Outcome, manifest: Manifest) -> list[tuple[str, str]]:
     rows += [(f"  {reason}", f"{count:,}") for reason, count in manifest.rejects.items()]
     for name, split in manifest.splits.items():
         where = f"{plural(split.num_documents, 'document')}, {plural(len(split.shards), 'shard')}"
+        if manifest.has_pairs:
+            where = f"{plural(split.num_documents // 2, 'pair')} of documents, {plural(len(split.shards), 'shard')}"
         rows.append((name, f"{split.num_tokens:,} tokens in {where}"))
     rows.append(("on disk", f"{format_bytes(shard_bytes(manifest.splits.values()))} ({manifest.dtype})"))
     if manifest.engine.num_rerouted:

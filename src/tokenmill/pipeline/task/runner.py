@@ -34,7 +34,7 @@ from tokenmill.pipeline.task.text_field import TextField
 from tokenmill.readers.base import ExceedsMemory
 from tokenmill.store.shard import DTYPES, dtype_for
 from tokenmill.supervision.masks import Weights, assemble, weigh_tokens
-from tokenmill.supervision.pairs import assemble_pairs
+from tokenmill.supervision.pairs import assemble_pairs, reject_empty_pairs
 from tokenmill.text_batch import IntArray, PackedTexts, Reject, TextBatch, TokenBatch, check_range
 
 __all__ = ["TaskRunner", "surround"]
@@ -179,7 +179,9 @@ class TaskRunner:
             return encoded
 
         dtype = DTYPES[self._dtype][1]
-        return Encoded(*assemble_pairs(batch, encode, bos_id=policy.bos_id, eos_id=policy.eos_id, dtype=dtype))
+        ids = {"bos_id": policy.bos_id, "eos_id": policy.eos_id}
+        pairs = assemble_pairs(list(batch.texts), batch.trained or [], encode, **ids, dtype=dtype)
+        return Encoded(*reject_empty_pairs(batch, pairs))
 
     def _encode_documents(self, batch: TextBatch, output: TaskOutput) -> Encoded:
         encoded = self._encode_texts(batch.texts)
