@@ -216,7 +216,7 @@ class Documents:
 
     def _choose(self, starts: Integers, stops: Integers, name: str, change: str) -> Documents:
         """Select the documents of some intervals, split at the ends of runs."""
-        if self.holds == "pairs" and (np.concatenate([starts, stops]) % 2).any():
+        if self.holds == "pairs" and ((starts | stops)[stops > starts] % 2).any():
             raise UsageError(f"{self.name} has pairs of documents 2i and 2i + 1; take or leave out both of a pair")
         edges = np.unique(np.concatenate([starts, stops, self._document_ends]))
         edges = edges[(edges >= starts[0]) & (edges <= stops[-1])]
