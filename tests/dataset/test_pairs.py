@@ -18,7 +18,9 @@ from tokenmill.errors import UsageError
 IDS = st.integers(1, 3)
 ANSWERS = st.lists(IDS, min_size=1, max_size=8)
 PAIRS = st.lists(
-    st.tuples(st.lists(IDS, max_size=8), ANSWERS, ANSWERS).filter(lambda pair: pair[1] != pair[2]), min_size=1, max_size=12
+    st.tuples(st.lists(IDS, max_size=8), ANSWERS, ANSWERS).filter(lambda pair: pair[1] != pair[2]),
+    min_size=1,
+    max_size=12,
 )
 MODES = ("keep_start", "keep_end")
 
@@ -29,9 +31,7 @@ def cut(ids: list[Any], most: int, mode: str) -> list[Any]:
 
 def expected_rows(pairs: list[Pair], most: int, mode: str) -> list[int]:
     """The pairs that still differ once both of their texts are cut."""
-    return [
-        number for number, (p, a, b) in enumerate(pairs) if cut(p + a, most, mode) != cut(p + b, most, mode)
-    ]
+    return [number for number, (p, a, b) in enumerate(pairs) if cut(p + a, most, mode) != cut(p + b, most, mode)]
 
 
 def read_rows(rows: tm.Rows, **given: Any) -> dict[int, dict[str, Any]]:
@@ -84,7 +84,9 @@ def test_any_number_of_ranks_resumes_the_same_batches(
         first = tm.Loader(rows, batch_size=batch_size * world_size, epochs=2)
         for _ in zip(range(step), first, strict=False):
             pass
-        ranks = [tm.Loader(rows, batch_size=batch_size, rank=r, world_size=world_size, epochs=2) for r in range(world_size)]
+        ranks = [
+            tm.Loader(rows, batch_size=batch_size, rank=r, world_size=world_size, epochs=2) for r in range(world_size)
+        ]
         for loader in ranks:
             loader.load_state_dict(first.state_dict())
         for expected, *parts in zip(batches[step:], *ranks, strict=True):

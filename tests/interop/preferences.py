@@ -9,7 +9,6 @@ of `../shared/data` where that is, and a small tokenizer in any case. Prints a t
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -89,7 +88,8 @@ def our_columns(store: tm.TokenStore, **cut: Any) -> dict[int, Record]:
     try:
         rows = tm.pairs(store, **cut)
     except tm.UsageError as error:
-        assert "no pair of" in str(error)
+        if "no pair of" not in str(error):
+            raise
         return found
     loader = tm.Loader(rows, batch_size=1, epochs=1)
     for batch in loader:
@@ -153,10 +153,7 @@ class Comparison:
         for number, expected in enumerate(theirs):
             found = ours.get(number)
             if found is None or "refused" in expected:
-                both = found is None and "refused" in expected
-                self.tally["refused by both" if both else "refused here only" if found is None else "refused by TRL only"] += 1
-                if not both:
-                    self.differing.append(f"{name}, record {number}: {expected.get('refused', 'prepared')} by TRL")
+                self._count_refused(f"{name}, record {number}", found is None, expected)
                 continue
             equal = all(found[column] == expected[column] for column in COLUMNS)
             if not equal:
@@ -164,6 +161,16 @@ class Comparison:
             self.tally["equal ids" if equal else "different ids"] += 1
             for mode, rows in cuts.items():
                 self._compare_cut(f"{name}, record {number}, {mode}", rows.get(number), expected["batches"][mode])
+
+    def _count_refused(self, name: str, is_refused: bool, expected: Record) -> None:
+        if is_refused and "refused" in expected:
+            self.tally["refused by both"] += 1
+        elif is_refused and expected["chosen_ids"] == expected["rejected_ids"]:
+            # Two templates for images write no content that is a plain string.
+            self.tally["refused here, and both answers equal in TRL"] += 1
+        else:
+            self.tally["refused by one only"] += 1
+            self.differing.append(f"{name}: {expected.get('refused', 'prepared')} by TRL")
 
     def _compare_cut(self, name: str, found: Record | None, batch: Record) -> None:
         """Compare a pair that was cut with TRL's collator; one without a row must be without a difference there."""
@@ -188,7 +195,12 @@ class Comparison:
 def run_peer(cases: Path, out: Path) -> list[Any]:
     """Run TRL in its environment; tokenmill's code is found by its path."""
     command = [str(environment("trl")), str(PEER), str(cases), str(out)]
-    variables = {"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "HOME": str(out.parent)}
+    variables = {
+        "PYTHONPATH": str(ROOT / "src"),
+        "PATH": "/usr/bin:/bin",
+        "HF_HUB_OFFLINE": "1",
+        "HOME": str(out.parent),
+    }
     done = subprocess.run(command, capture_output=True, text=True, env=variables)
     if done.returncode:
         sys.exit(f"TRL failed:\n{done.stderr[-4000:]}")
@@ -203,7 +215,15 @@ def compare_losses(work: Path, tokenizer: Path, template: Path) -> None:
         path, store = work / "train.jsonl", work / f"train-{mode}"
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
         keys = {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
-        tm.tokenize(path, store, tokenizer=str(tokenizer), chat_template=str(template), special_tokens="parse", bos=False, **keys)
+        tm.tokenize(
+            path,
+            store,
+            tokenizer=str(tokenizer),
+            chat_template=str(template),
+            special_tokens="parse",
+            bos=False,
+            **keys,
+        )
         # TRL trains on pairs that the cut makes equal, and rows leave them out; so compare where there are none.
         rows = tm.pairs(tm.open(store), max_length=400, long_documents=mode)  # type: ignore[arg-type]
         assert not rows.report.left_out, rows
@@ -233,7 +253,10 @@ def main() -> None:
                 some = [record for record in plain if ("prompt" in record) is is_asked]
                 comparison.add(f"{tokenizer.name} plain", tokenizer, None, some, max_length=30)
         talks = make_talks(count)
-        for number, template in enumerate(templates):
+        for number, shipped in enumerate(templates):
+            # A template that writes the date of today has no ids to compare: take the clock away from both sides.
+            template = work / shipped.name
+            template.write_text(shipped.read_text().replace("strftime_now", "no_clock"))
             tokenizer = tokenizers[number % len(tokenizers)]
             some = [record for record in talks if ("prompt" in record) is (number % 2 == 0)]
             comparison.add(f"{tokenizer.name} {template.stem}", tokenizer, template, some, max_length=200)
@@ -242,8 +265,7 @@ def main() -> None:
             print(f"{times:6} {what}")
         for line in comparison.differing:
             print(line)
-        compare_losses(work, tokenizers[-1], next(path for path in templates if path.stem == "qwen3"))
-        shutil.rmtree(work / "theirs", ignore_errors=True)
+        compare_losses(work, tokenizers[-1], work / "qwen3.jinja")
     sys.exit(bool(comparison.differing))
 
 

@@ -118,7 +118,9 @@ BAD: list[tuple[Record, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("record", "reason"), BAD, ids=[f"{number} {reason}" for number, (_, reason) in enumerate(BAD)])
+@pytest.mark.parametrize(
+    ("record", "reason"), BAD, ids=[f"{number} {reason}" for number, (_, reason) in enumerate(BAD)]
+)
 def test_a_bad_side_rejects_the_pair_and_counts_once(
     tmp_path: Path, chat_tokenizer: Path, record: Record, reason: str
 ) -> None:
@@ -149,7 +151,10 @@ def test_answers_that_a_normalizer_makes_equal_are_rejects(tmp_path: Path) -> No
     from tokenizers import normalizers
 
     tokenizer = make_tokenizer(tmp_path / "tokenizer", normalizer=normalizers.Lowercase())
-    records = [{"prompt": "a ", "chosen": "Yes", "rejected": "yes"}, {"prompt": "a ", "chosen": "No", "rejected": "yes"}]
+    records = [
+        {"prompt": "a ", "chosen": "Yes", "rejected": "yes"},
+        {"prompt": "a ", "chosen": "No", "rejected": "yes"},
+    ]
     store = make_store(tmp_path, tokenizer, records, **ASKED, on_error="skip")
     assert store.manifest.rejects == {"equal-tokens": 1} and len(store.split()) == 2
     assert verify(tmp_path / "out", against=[str(tmp_path / "in.jsonl")], every=True).is_sound
@@ -238,14 +243,20 @@ def test_a_store_that_holds_something_unknown_is_refused(tmp_path: Path, chat_to
         ({**KEYS, "messages_key": "m"}, "--messages-key has no meaning with --chosen-key"),
         ({**KEYS, "prompt_key": "p", "response_key": "r"}, "--response-key has no meaning with --chosen-key"),
         ({**KEYS, "weight_key": "w"}, "--weight-key has no meaning with --chosen-key"),
-        ({**KEYS, "template": "{prompt}{response}"}, "--template has no meaning with --chosen-key without --prompt-key"),
+        (
+            {**KEYS, "template": "{prompt}{response}"},
+            "--template has no meaning with --chosen-key without --prompt-key",
+        ),
         ({**ASKED, "template": "{response}{prompt}"}, "must have {prompt} before {response} only"),
         ({"chosen_key": "a", "rejected_key": "a"}, "one field cannot have two roles"),
         ({**KEYS, "prompts_only": True}, "--prompts-only has no meaning with --chosen-key"),
         ({"prompts_only": True}, "pass --prompt-key or --messages-key"),
         ({"prompt_key": "p"}, "prompts without a response are stored with --prompts-only"),
         ({"prompt_key": "p", "prompts_only": True, "eos": True}, "--eos would end prompts"),
-        ({"prompt_key": "p", "prompts_only": True, "response_key": "r"}, "--response-key has no meaning with --prompts-only"),
+        (
+            {"prompt_key": "p", "prompts_only": True, "response_key": "r"},
+            "--response-key has no meaning with --prompts-only",
+        ),
     ],
 )
 def test_contradicting_flags_are_refused(

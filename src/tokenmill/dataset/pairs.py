@@ -55,8 +55,8 @@ def prompts(
     rows = PromptRows(documents, max_length)
     if long_documents == "error" and rows.report.num_dropped_documents:
         raise UsageError(
-            f"{rows.report.num_dropped_documents:,} prompts of {documents.name} have more than {max_length:,} tokens, the "
-            f"longest {_longest(documents):,}; raise the length, or pass long_documents='drop'"
+            f"{rows.report.num_dropped_documents:,} prompts of {documents.name} have more than {max_length:,} tokens, "
+            f"the longest {_longest(documents):,}; raise the length, or pass long_documents='drop'"
         )
     return rows
 

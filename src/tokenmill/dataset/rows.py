@@ -338,7 +338,8 @@ def refuse_special(documents: Documents) -> None:
         if documents.holds == "prompts":
             what = "prompts, in which nothing is trained on"
         raise UsageError(
-            f"{documents.name} holds {what}; use packing={documents.holds!r}, or tm.{documents.holds} in place of tm.pack"
+            f"{documents.name} holds {what}; use packing={documents.holds!r}, or tm.{documents.holds} in place of "
+            "tm.pack"
         )
 
 

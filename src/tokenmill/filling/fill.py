@@ -109,7 +109,7 @@ class Chunk:
     @cached_property
     def is_trained(self) -> Array:
         """Whether each input itself is trained on, wherever it is in the row; a target is one token further."""
-        trained = self._copy_values(self._masks, np.int16)[0] > 0
+        trained: Array = self._copy_values(self._masks, np.int16)[0] > 0
         return trained.reshape(self.inputs.shape)
 
     def owner_of(self, row: int) -> Documents | None:

@@ -95,8 +95,8 @@ def export(
     for documents in chosen.values():
         if documents.holds is not None:
             raise UsageError(
-                f"{documents.name} holds {documents.holds}, and an export would make a trainer learn all of it; load it "
-                f"with tm.load(..., packing={documents.holds!r})"
+                f"{documents.name} holds {documents.holds}, and an export would make a trainer learn all of it; load "
+                f"it with tm.load(..., packing={documents.holds!r})"
             )
     total = sum(documents.num_tokens for documents in chosen.values())
     written, checked = _count(advance, WRITING, total), _count(advance, CHECKING, 2 * total)

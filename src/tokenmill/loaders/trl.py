@@ -26,14 +26,14 @@ COLUMNS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
 class PairTrainer(DPOTrainer):  # type: ignore[misc]
-    """`DPOTrainer` for data sets with the columns `prompt_ids`, `chosen_ids` and `rejected_ids`, such as `as_dataset`."""
+    """`DPOTrainer` for data sets with the columns `prompt_ids`, `chosen_ids` and `rejected_ids`; see `as_dataset`."""
 
     def _prepare_dataset(self, dataset: Any, *settings: Any, **others: Any) -> Any:
         found = next(iter(dataset))
         if not set(COLUMNS) <= set(found):
             raise UsageError(
-                f"the data set has {', '.join(found)}; expected {', '.join(COLUMNS)}, as tokenmill.loaders.trl.as_dataset "
-                "makes them"
+                f"the data set has {', '.join(found)}; expected {', '.join(COLUMNS)}, as "
+                "tokenmill.loaders.trl.as_dataset makes them"
             )
         return dataset
 

@@ -214,7 +214,9 @@ def decode_manifest(data: bytes, path: str | Path) -> Manifest:
     manifest = decode_sealed(data, Manifest, path)
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     if manifest.holds not in (msgspec.UNSET, *HOLDS):
-        raise StoreError(f"{path} says that the store holds {manifest.holds!r}; this tokenmill reads {' and '.join(HOLDS)}")
+        raise StoreError(
+            f"{path} says that the store holds {manifest.holds!r}; this tokenmill reads {' and '.join(HOLDS)}"
+        )
     for what, names, may_nest in (
         ("split", manifest.splits, False),
         ("shard", [shard.name for shard in shards], True),

@@ -36,6 +36,26 @@ ASKING = {"user", "system", "developer"}
 """Roles that do not answer: a difference in such a message is a difference between prompts."""
 
 
+_WITHOUT_KEY = "; if the answers hold the prompt too, leave --prompt-key out"
+_EQUAL = Refusal("equal-answers", "the chosen and the rejected answer are the same")
+_NO_ANSWER = Refusal("no-answer", "the chosen or the rejected answer is empty")
+_DIFFERENT = Refusal(
+    "different-prompts",
+    "the chosen and the rejected answer do not begin with one prompt; pass --prompt-key, or correct it",
+)
+_REPEATED = Refusal(
+    "repeated-prompt",
+    "both answers begin with the messages of the prompt; leave --prompt-key out, or remove them there",
+)
+_EQUAL_TOKENS = Refusal("equal-tokens", "the chosen and the rejected answer have the same tokens")
+_NO_TOKENS = Refusal("no-answer-tokens", "the chosen or the rejected answer adds no token to the prompt")
+LATE_REASONS = (_EQUAL_TOKENS.reason, _NO_TOKENS.reason)
+"""Reasons of rejects that only the tokens show."""
+NO_TEMPLATE = Refusal(
+    "no-chat-template", "it has messages, and the tokenizer has no chat template; pass one with --chat-template FILE"
+)
+
+
 class PairRenderer(Renderer):
     """Renders records with two answers to two texts each, one after the other."""
 
@@ -79,11 +99,14 @@ class PairRenderer(Renderer):
             )
             hint = "" if isinstance(prompt, list) or type(chosen) is not type(rejected) else _WITHOUT_KEY
             return Refusal("mixed-types", f"{kinds}; all must be text, or all messages{hint}")
-        texts = self._render_plain(prompt, chosen, rejected) if isinstance(chosen, str) else None
-        found = texts if texts is not None else self._render_conversations(prompt, chosen, rejected, tools)
-        if not isinstance(found, Refusal) and 4 * sum(map(len, found[1:3])) > self._max_bytes:
-            if max(len(text.encode()) for text in found[1:3]) > self._max_bytes:
-                return Refusal("too-long", f"its text has more bytes than --max-document-bytes {self._max_bytes:,}")
+        if isinstance(chosen, str):
+            found = self._render_plain(prompt, chosen, rejected)
+        else:
+            found = self._render_conversations(prompt, chosen, rejected, tools)
+        if isinstance(found, Refusal) or 4 * max(map(len, found[1:3])) <= self._max_bytes:
+            return found
+        if max(len(text.encode()) for text in found[1:3]) > self._max_bytes:
+            return Refusal("too-long", f"its text has more bytes than --max-document-bytes {self._max_bytes:,}")
         return found
 
     def _render_plain(self, prompt: str | None, chosen: str, rejected: str) -> Texts | Refusal:
@@ -93,7 +116,9 @@ class PairRenderer(Renderer):
         if chosen == rejected:
             return _EQUAL
         if prompt is not None:
-            before = "".join(prompt if piece == "prompt" else piece for piece in self._pieces[: _answer_at(self._pieces)])
+            before = "".join(
+                prompt if piece == "prompt" else piece for piece in self._pieces[: _answer_at(self._pieces)]
+            )
             after = "".join(self._pieces[_answer_at(self._pieces) + 1 :])
         else:
             shared = _shared_text(chosen, rejected)
@@ -117,7 +142,9 @@ class PairRenderer(Renderer):
             if refusal := self._refuse_strings(_strings(messages, but="role")):
                 return refusal
         better, worse = sides
-        assert isinstance(better, list) and isinstance(worse, list) and isinstance(opening, list)
+        assert isinstance(better, list)
+        assert isinstance(worse, list)
+        assert isinstance(opening, list)
         if better == worse:
             return _EQUAL
         if prompt is None:
@@ -138,22 +165,6 @@ class PairRenderer(Renderer):
         return bad or (texts[0], texts[1], texts[2], self._options.ends_messages)  # type: ignore[return-value]
 
 
-_WITHOUT_KEY = "; if the answers hold the prompt too, leave --prompt-key out"
-_EQUAL = Refusal("equal-answers", "the chosen and the rejected answer are the same")
-_NO_ANSWER = Refusal("no-answer", "the chosen or the rejected answer is empty")
-_DIFFERENT = Refusal(
-    "different-prompts", "the chosen and the rejected answer do not begin with one prompt; pass --prompt-key, or correct it"
-)
-_REPEATED = Refusal(
-    "repeated-prompt", "both answers begin with the messages of the prompt; leave --prompt-key out, or remove them there"
-)
-_EQUAL_TOKENS = Refusal("equal-tokens", "the chosen and the rejected answer have the same tokens")
-_NO_TOKENS = Refusal("no-answer-tokens", "the chosen or the rejected answer adds no token to the prompt")
-LATE_REASONS = (_EQUAL_TOKENS.reason, _NO_TOKENS.reason)
-"""Reasons of rejects that only the tokens show."""
-NO_TEMPLATE = Refusal(
-    "no-chat-template", "it has messages, and the tokenizer has no chat template; pass one with --chat-template FILE"
-)
 
 
 def read_tools(tools: Any) -> Any:
@@ -211,7 +222,9 @@ def assemble_pairs(
 ) -> AssembledPairs:
     """Encode the texts of pairs, and find where the answers begin."""
 
-    def surround(texts: list[str], trained: list[Trained], eos_id: int | None) -> tuple[IntArray, npt.NDArray[np.int64]]:
+    def surround(
+        texts: list[str], trained: list[Trained], eos_id: int | None
+    ) -> tuple[IntArray, npt.NDArray[np.int64]]:
         encoded = encode(texts)
         blank = np.zeros(len(encoded.ids), np.float32)
         made = assemble(encoded, blank, trained, bos_id=bos_id, eos_id=eos_id, dtype=dtype)

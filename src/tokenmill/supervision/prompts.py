@@ -46,7 +46,9 @@ class PromptRenderer(Renderer):
         if refusal := self._refuse_strings(_strings(cleaned, but="role")):
             return refusal
         if cleaned[-1]["role"] == "assistant":
-            detail = "the last message is the assistant's answer; store prompts only, or train on it with --messages-key"
+            detail = (
+                "the last message is the assistant's answer; store prompts only, or train on it with --messages-key"
+            )
             return Refusal("has-answer", detail)
         known = read_tools(tools)
         return known if isinstance(known, Refusal) else self._chat.render_text(cleaned, known, prompt=True)

@@ -272,7 +272,9 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
         if moment.num_text_bytes:
             speed = f"{moment.text_per_second / 1e6:.1f} MB/s, {format_count(moment.tokens_per_second)} tokens/s"
             yield "speed", f"{speed}, mostly {moment.bottleneck}"
-    counted = f"{status.num_documents:,} {status.records_name}, {status.num_tokens:,} tokens, {status.num_rejects:,} rejects"
+    counted = (
+        f"{status.num_documents:,} {status.records_name}, {status.num_tokens:,} tokens, {status.num_rejects:,} rejects"
+    )
     resumed = status.state != "finished" and moment is not None and moment.resumed_bytes
     yield "counts", f"{counted} in this attempt" if resumed else counted
     if moment is not None:

@@ -36,7 +36,8 @@ def print_summary(outcome: Outcome, request: Request) -> None:
 
 def print_finished(store: str | Path, manifest: Manifest, how: str = "finished") -> None:
     """Print what a finished store holds."""
-    totals = f"{manifest.num_records:,} {manifest.records_name}, {manifest.num_tokens:,} tokens, {manifest.num_rejects:,} rejects"
+    records = f"{manifest.num_records:,} {manifest.records_name}"
+    totals = f"{records}, {manifest.num_tokens:,} tokens, {manifest.num_rejects:,} rejects"
     print(f"{store} is {how}: {totals}.")
     if manifest.num_rejects:
         print(

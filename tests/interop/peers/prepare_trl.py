@@ -28,16 +28,26 @@ COLUMNS = ("prompt_ids", "chosen_ids", "rejected_ids")
 def load_tokenizer(case):
     folder = Path(case["tokenizer"])
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    names = {n: (t["content"] if isinstance(t, dict) else t) for n, t in config.items() if n in ("bos_token", "eos_token") and t}
+    names = {
+        n: (t["content"] if isinstance(t, dict) else t)
+        for n, t in config.items()
+        if n in ("bos_token", "eos_token") and t
+    }
     template = Path(case["template"]).read_text() if case["template"] else None
     file = str(folder / "tokenizer.json")
     return PreTrainedTokenizerFast(tokenizer_file=file, chat_template=template, **names)
 
 
-def prepare(record, tokenizer, **settings):
-    args = DPOConfig(output_dir="unused", report_to=[], bf16=False, use_cpu=True, **settings)
-    trainer = SimpleNamespace(_tokenizer=tokenizer)
-    return DPOTrainer._prepare_dataset(trainer, Dataset.from_list([record]), tokenizer, args, "train")
+def prepare(records, tokenizer):
+    """TRL's columns for each record, or why it has none; one by one if it cannot prepare them together."""
+    args = DPOConfig(output_dir="unused", report_to=[], bf16=False, use_cpu=True, max_length=None)
+    try:
+        trainer = SimpleNamespace(_tokenizer=tokenizer)
+        return list(DPOTrainer._prepare_dataset(trainer, Dataset.from_list(records), tokenizer, args, "train"))
+    except Exception as error:
+        if len(records) == 1:
+            return [{"refused": f"{type(error).__name__}: {error}"[:200]}]
+        return [prepare([record], tokenizer)[0] for record in records]
 
 
 def cut(prepared, max_length, mode):
@@ -52,11 +62,24 @@ def losses(trainer_class, dataset, tokenizer, folder, case):
     torch.manual_seed(1)
     reference = GPT2LMHeadModel(config)
     args = DPOConfig(
-        output_dir=str(folder), report_to=[], use_cpu=True, bf16=False, max_steps=4, per_device_train_batch_size=4,
-        logging_steps=1, learning_rate=1e-2, seed=7, save_strategy="no", disable_tqdm=True, gradient_checkpointing=False,
-        max_length=case["max_length"], truncation_mode=case["truncation_mode"],
+        output_dir=str(folder),
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        max_steps=4,
+        per_device_train_batch_size=4,
+        logging_steps=1,
+        learning_rate=1e-2,
+        seed=7,
+        save_strategy="no",
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        max_length=case["max_length"],
+        truncation_mode=case["truncation_mode"],
     )
-    trainer = trainer_class(model=model, ref_model=reference, args=args, train_dataset=dataset, processing_class=tokenizer)
+    trainer = trainer_class(
+        model=model, ref_model=reference, args=args, train_dataset=dataset, processing_class=tokenizer
+    )
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
@@ -84,15 +107,12 @@ def main():
                 print(json.dumps(train(case, tokenizer, Path(sys.argv[2]).parent)), file=out)
                 continue
             found = []
-            for record in case["records"]:
-                try:
-                    whole = prepare(record, tokenizer, max_length=None)[0]
-                except Exception as error:
-                    found.append({"refused": f"{type(error).__name__}: {error}"[:200]})
-                    continue
-                found.append({name: whole[name] for name in COLUMNS})
-                modes = ("keep_start", "keep_end")
-                found[-1]["batches"] = {mode: cut(whole, case["max_length"], mode) for mode in modes}
+            for whole in prepare(case["records"], tokenizer):
+                if "refused" not in whole:
+                    modes = ("keep_start", "keep_end")
+                    batches = {mode: cut(whole, case["max_length"], mode) for mode in modes}
+                    whole = {**{name: whole[name] for name in COLUMNS}, "batches": batches}
+                found.append(whole)
             print(json.dumps(found), file=out)
 
 

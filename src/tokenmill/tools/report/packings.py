@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +25,14 @@ MOST_SEGMENTS = 200
 
 def fill_rows(documents: Documents, seq_len: int) -> Iterator[Filling]:
     """Pack all documents with one packing after the other."""
+    make: Any
     make, ways = SPECIAL.get(documents.holds or "", (None, ()))
     packings = PACKINGS if make is None else [(str(documents.holds), way) for way in ways]
     for method, long_documents in packings:
         rows: PackedRows
         try:
             if make is not None:
-                rows = make(documents, max_length=seq_len, long_documents=long_documents)  # type: ignore[operator]
+                rows = make(documents, max_length=seq_len, long_documents=long_documents)
             else:
                 rows = pack(documents, seq_len=seq_len, method=method, long_documents=long_documents)  # type: ignore[arg-type]
         except UsageError as error:
