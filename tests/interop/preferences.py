@@ -58,7 +58,9 @@ def make_talks(count: int) -> list[Record]:
     records: list[Record] = []
     for number, messages in enumerate(_conversations(count)):
         *opening, answer = messages
-        other = {**answer, "content": f"{answer['content'][: len(answer['content']) // 2]} I do not know, {number}."}
+        said = answer["content"]
+        others = f"{said[: len(said) // 2]} I do not know, {number}.", f"No, {said}", " ".join(said.split()[::-1]) + "!"
+        other = {**answer, "content": others[number % 3]}
         record: Record = {"chosen": [answer], "rejected": [other], "prompt": opening}
         if number // 2 % 2:
             record = {"chosen": [*opening, answer], "rejected": [*opening, other]}
@@ -209,26 +211,25 @@ def run_peer(cases: Path, out: Path) -> list[Any]:
 
 def compare_losses(work: Path, tokenizer: Path, template: Path) -> None:
     """Run real trainers for four steps on records as TRL prepares them, and on the store; losses must be equal."""
-    records = [{key: r[key] for key in ("prompt", "chosen", "rejected")} for r in make_talks(64) if "prompt" in r]
-    cases = []
-    for mode in ("keep_start", "keep_end"):
-        path, store = work / "train.jsonl", work / f"train-{mode}"
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-        keys = {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
-        tm.tokenize(
-            path,
-            store,
-            tokenizer=str(tokenizer),
-            chat_template=str(template),
-            special_tokens="parse",
-            bos=False,
-            **keys,
-        )
-        # TRL trains on pairs that the cut makes equal, and rows leave them out; so compare where there are none.
-        rows = tm.pairs(tm.open(store), max_length=400, long_documents=mode)  # type: ignore[arg-type]
-        assert not rows.report.left_out, rows
-        case = {"tokenizer": str(tokenizer), "template": str(template), "records": records, "store": str(store)}
-        cases.append({**case, "max_length": 400, "truncation_mode": mode})
+    records = [record for record in make_plain(60) if "prompt" in record]
+    flags = {"tokenizer": str(tokenizer), "chat_template": str(template), "special_tokens": "parse"}
+    flags |= {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected", "keep_keys": ["number"]}
+
+    def make(name: str, records: list[Record]) -> tm.TokenStore:
+        path = work / f"{name}.jsonl"
+        path.write_text("".join(json.dumps({**record, "number": n}) + "\n" for n, record in enumerate(records)))
+        return tokenize_here(path, work / name, **flags)
+
+    # TRL trains on pairs that the cut makes equal, and rows leave them out; compare where there are none.
+    most, everything, cases = 60, make("all", records), []
+    for mode in MODES:
+        kept = our_columns(everything, max_length=most, long_documents=mode)
+        some = [records[number] for number in sorted(kept)]
+        store = make(mode, some)
+        cut = tm.pairs(store, max_length=most, long_documents=mode)
+        assert not cut.report.left_out and cut.report.num_truncated_documents > 4, cut
+        case = {"tokenizer": str(tokenizer), "template": str(template), "records": some, "store": str(store.path)}
+        cases.append({**case, "max_length": most, "truncation_mode": mode})
     (work / "train.json").write_text(json.dumps(cases))
     for case, both in zip(cases, run_peer(work / "train.json", work / "losses.jsonl"), strict=True):
         assert len(both["ours"]) == 4 and np.allclose(both["ours"], both["theirs"], rtol=1e-5), both
@@ -265,7 +266,7 @@ def main() -> None:
             print(f"{times:6} {what}")
         for line in comparison.differing:
             print(line)
-        compare_losses(work, tokenizers[-1], work / "qwen3.jinja")
+        compare_losses(work, small, work / "qwen3.jinja")
     sys.exit(bool(comparison.differing))
 
 

@@ -102,13 +102,13 @@ class PairRows(PackedRows):
             gone = np.flatnonzero((both > most).any(axis=1))
             if self._long_documents != "drop":
                 gone = self._judge(gone + first, both[gone])
-                report.num_truncated_documents += int((both > most).sum())
             elif len(gone):
                 self._count_left_out(f"an answer is longer than {most:,} tokens", len(gone))
                 gone = gone + first
             kept = np.ones(len(both), bool)
             kept[gone - first] = False
             report.num_tokens += int(cut[kept].sum())
+            report.num_truncated_documents += int((both > most)[kept].sum())
             report.num_truncated_tokens += int((both - cut)[kept].sum())
             found.append(gone)
             first += len(both)
