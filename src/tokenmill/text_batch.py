@@ -150,16 +150,8 @@ class TextBatch:
     records: list[tuple[Any, ...]] | None = None
     lines: npt.NDArray[np.int64] | None = None
     trained: list[Trained] | None = None
-
-    @property
-    def has_pairs(self) -> bool:
-        """Whether texts 2i and 2i + 1 are the two answers of a preference pair."""
-        return bool(self.trained) and self.trained[0].prompt is not None  # type: ignore[index]
-
-    @property
-    def num_records(self) -> int:
-        """How many records of the input the texts are."""
-        return len(self.texts) // 2 if self.has_pairs else len(self.texts)
+    per_record: int = 1
+    """Texts of one record: 2 if they are preference pairs."""
 
     def keep(self, which: npt.NDArray[np.bool_]) -> None:
         """Drop the texts for which `which` is false."""

@@ -210,6 +210,22 @@ def test_workers_and_ranks_make_the_same_bytes(tmp_path: Path, chat_tokenizer: P
     assert digest(tmp_path / "whole") == digest(tmp_path / "ranks")
 
 
+def test_tasks_without_a_good_pair_are_counted(tmp_path: Path, chat_tokenizer: Path) -> None:
+    bad = [{"prompt": f"Question {number}?", "chosen": "same", "rejected": "same"} for number in range(30)]
+    store = make_store(tmp_path, chat_tokenizer, [*bad, *many(1)], **ASKED, on_error="skip", task_bytes=300)
+    assert store.manifest.rejects == {"equal-answers": 30} and store.manifest.num_records == 1
+    assert verify(tmp_path / "out", against=[str(tmp_path / "in.jsonl")], every=True).is_sound
+
+
+def test_tasks_without_a_good_conversation_are_counted_after_a_normalizer(tmp_path: Path) -> None:
+    from tokenizers import normalizers
+
+    tokenizer = make_tokenizer(tmp_path / "tokenizer", normalizer=normalizers.Lowercase())
+    records: list[Record] = [{"messages": [ask("Up?"), say("Yes.")]}, *([{"messages": [ask("Up?")]}] * 30)]
+    store = make_store(tmp_path, tokenizer, records, messages_key="messages", on_error="skip", task_bytes=100)
+    assert store.manifest.rejects == {"untrained": 30} and len(store.split()) == 1
+
+
 def test_a_limit_counts_records(tmp_path: Path, chat_tokenizer: Path) -> None:
     store = make_store(tmp_path, chat_tokenizer, many(20), **ASKED, limit=7)
     assert store.manifest.num_documents_in == store.manifest.num_records == 7 and len(store.split()) == 14

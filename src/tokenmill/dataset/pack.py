@@ -47,7 +47,8 @@ def pack(
     seq_len, seed = whole_number(seq_len, "seq_len", 1, LONGEST_ROW), as_seed(seed)
     one_of(method, get_args(Method), "packing")
     long_documents = cast("LongDocuments", one_of(long_documents, get_args(LongDocuments), "long_documents"))
-    refuse_special(documents)
+    if documents.holds is not None:
+        raise refuse_special(documents)
     if method == "best-fit":
         return BestFitRows(documents, seq_len, long_documents=long_documents, seed=seed)
     if method == "pad":

@@ -331,16 +331,14 @@ def as_documents(value: Any, verb: str) -> Documents:
     raise UsageError(f"{verb} needs a store or documents of one, not {name_kind(value)}; {how}")
 
 
-def refuse_special(documents: Documents) -> None:
-    """Refuse to pack documents that are not trained on one by one, such as rejected answers."""
-    if documents.holds is not None:
-        what = "preference pairs, so a trainer would learn the rejected answers too"
-        if documents.holds == "prompts":
-            what = "prompts, in which nothing is trained on"
-        raise UsageError(
-            f"{documents.name} holds {what}; use packing={documents.holds!r}, or tm.{documents.holds} in place of "
-            "tm.pack"
-        )
+def refuse_special(documents: Documents) -> UsageError:
+    """Say why documents that are not trained on one by one, such as rejected answers, cannot be packed."""
+    what = "preference pairs, so a trainer would learn the rejected answers too"
+    if documents.holds == "prompts":
+        what = "prompts, in which nothing is trained on"
+    return UsageError(
+        f"{documents.name} holds {what}; use packing={documents.holds!r}, or tm.{documents.holds} in place of tm.pack"
+    )
 
 
 def as_seed(seed: Any) -> int:

@@ -10,31 +10,28 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.arguments import one_of
 from tokenmill.dataset.rows import Integers, Rows
 from tokenmill.errors import UsageError
 from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import IGNORED, Chunk
-from tokenmill.filling.layouts import LAYOUTS, Layout
+from tokenmill.filling.layouts import Layout
 from tokenmill.store.sources import read_kept
 
-__all__ = ["arrange", "choose_layout"]
+__all__ = ["arrange", "own_layout"]
 
 
-def choose_layout(rows: Rows, name: str) -> Layout:
-    """Return the layout of rows: their own if they have one, otherwise the named one."""
-    if rows.layout is None:
-        return LAYOUTS[one_of(name, LAYOUTS, "layout")]
+def own_layout(rows: Rows, name: str = "xy") -> Layout:
+    """Return the layout of rows that have their own; the user has asked for the named one, by default `xy`."""
     if name not in ("xy", rows.layout):
         raise UsageError(f"layout {name!r} is for packed documents, and these rows are {rows.layout}; leave it out")
-    return {"pairs": pairs, "prompts": prompts}[rows.layout]
+    return {"pairs": pairs, "prompts": prompts}[str(rows.layout)]
 
 
 def arrange(rows: Rows, index: Integers) -> Any:
     """Return rows by number as one batch in their own layout."""
     chunk = Chunk(rows, index, batch_size=len(index)).fill(BufferPool(np.int64))
-    return choose_layout(rows, "xy")(Batch(chunk.inputs[0], chunk.targets[0], chunk, 0))
+    return own_layout(rows)(Batch(chunk.inputs[0], chunk.targets[0], chunk, 0))
 
 
 def pairs(batch: Batch) -> dict[str, Any]:

@@ -237,9 +237,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
         if (self.chosen_key is None) != (self.rejected_key is None):
             missing = "--rejected-key" if self.rejected_key is None else "--chosen-key"
             raise UsageError(f"{missing} is missing: --chosen-key and --rejected-key must be passed together")
-        what = "--chosen-key" if self.chosen_key is not None else "--prompts-only" if self.prompts_only else None
-        if what is None:
-            return
+        what = "--prompts-only" if self.chosen_key is None else "--chosen-key"
         others = {"response_key", "weight_key", *CHAT_FLAGS} - {*RENDERING_FLAGS}
         if self.chosen_key is not None:
             others |= {"messages_key", "prompts_only"}
@@ -255,7 +253,8 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
             raise UsageError("--eos would end prompts that a model is to continue; leave it out with --prompts-only")
 
     def _supervised_keys(self) -> tuple[str, ...]:
-        self._check_special_shapes()
+        if self.chosen_key is not None or self.rejected_key is not None or self.prompts_only:
+            self._check_special_shapes()
         if self.chosen_key is not None or (self.prompts_only and (self.prompt_key or self.messages_key)):
             return self._distinct_keys()
         if (self.prompt_key is None) != (self.response_key is None):

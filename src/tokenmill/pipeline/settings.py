@@ -15,7 +15,7 @@ from tokenmill.engines import Tokenizer
 from tokenmill.errors import UsageError
 from tokenmill.readers.base import ReadOptions, split_key
 from tokenmill.supervision.options import Supervision
-from tokenmill.supervision.pairs import PairRenderer
+from tokenmill.supervision.preferences import PairRenderer
 from tokenmill.supervision.prompts import PromptRenderer
 from tokenmill.supervision.renderer import Renderer
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenmill.supervision.pairs import NO_TEMPLATE, read_tools
+from tokenmill.supervision.preferences import NO_TEMPLATE, read_tools
 from tokenmill.supervision.renderer import Example, Renderer, _strings, clean_messages
 from tokenmill.text_batch import Refusal, Trained
 

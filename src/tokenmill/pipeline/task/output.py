@@ -56,7 +56,7 @@ class TaskOutput:
         shared: npt.NDArray[np.int32] | None = None,
     ) -> None:
         """Write a batch of encoded documents to the shards of their splits."""
-        self._num_documents += batch.num_records
+        self._num_documents += len(batch.texts) // batch.per_record
         self._num_lines += batch.num_lines
         self._num_bytes += batch.num_bytes
         inputs = np.full(len(lengths), input, np.int32)
@@ -75,7 +75,7 @@ class TaskOutput:
             return
         # The split of a document depends on its text and on --seed; that of a pair, on its prompt, so that pairs with
         # one prompt are in one split.
-        texts = [str(some.prompt) for some in batch.trained or ()] if batch.has_pairs else batch.texts
+        texts = [str(some.prompt) for some in batch.trained or ()] if batch.per_record == 2 else batch.texts
         settings, digest = self.job.settings, xxhash.xxh3_64_intdigest
         bound = int(settings.val_fraction * 2**64)
         validation = np.array([digest(text, settings.seed) < bound for text in encode_texts(texts)])

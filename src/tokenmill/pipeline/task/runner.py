@@ -34,7 +34,7 @@ from tokenmill.pipeline.task.text_field import TextField
 from tokenmill.readers.base import ExceedsMemory
 from tokenmill.store.shard import DTYPES, dtype_for
 from tokenmill.supervision.masks import Weights, assemble, weigh_tokens
-from tokenmill.supervision.pairs import assemble_pairs, reject_empty_pairs
+from tokenmill.supervision.preferences import assemble_pairs, reject_empty_pairs
 from tokenmill.text_batch import IntArray, PackedTexts, Reject, TextBatch, TokenBatch, check_range
 
 __all__ = ["TaskRunner", "surround"]
@@ -158,7 +158,7 @@ class TaskRunner:
             stages.write = time.perf_counter() - clock
             stages.num_bytes = batch.num_bytes
             stages.num_rejects = sum(reject.num_documents for reject in batch.rejects)
-            stages.num_documents, stages.num_tokens = batch.num_records, len(encoded.tokens)
+            stages.num_documents, stages.num_tokens = len(batch.texts) // batch.per_record, len(encoded.tokens)
             report(stages)
             clock = time.perf_counter()
         if field is not None:
@@ -166,24 +166,10 @@ class TaskRunner:
 
     def _encode(self, batch: TextBatch, output: TaskOutput, stages: Stages) -> Encoded:
         started = time.perf_counter()
-        made = self._encode_pairs(batch) if batch.has_pairs else self._encode_documents(batch, output)
-        stages.encode += time.perf_counter() - started
-        return made
-
-    def _encode_pairs(self, batch: TextBatch) -> Encoded:
-        policy, vocab_size = self.job.settings.policy, self.job.vocab_size
-
-        def encode(texts: list[str]) -> TokenBatch:
-            encoded = self._encode_texts(texts)
-            check_range(encoded.ids, vocab_size)
-            return encoded
-
-        dtype = DTYPES[self._dtype][1]
-        ids = {"bos_id": policy.bos_id, "eos_id": policy.eos_id}
-        pairs = assemble_pairs(list(batch.texts), batch.trained or [], encode, **ids, dtype=dtype)
-        return Encoded(*reject_empty_pairs(batch, pairs))
-
-    def _encode_documents(self, batch: TextBatch, output: TaskOutput) -> Encoded:
+        if batch.per_record == 2:
+            pairs = self._encode_pairs(batch)
+            stages.encode += time.perf_counter() - started
+            return pairs
         encoded = self._encode_texts(batch.texts)
         if self._special_ids is not None:
             encoded = self._handle_specials(batch, encoded, output)
@@ -197,7 +183,21 @@ class TaskRunner:
             tokens, lengths, weights = assemble(
                 encoded, weights, batch.trained, bos_id=policy.bos_id, eos_id=policy.eos_id, dtype=dtype
             )
+        stages.encode += time.perf_counter() - started
         return Encoded(tokens, lengths, weights)
+
+    def _encode_pairs(self, batch: TextBatch) -> Encoded:
+        policy, vocab_size = self.job.settings.policy, self.job.vocab_size
+
+        def encode(texts: list[str]) -> TokenBatch:
+            encoded = self._encode_texts(texts)
+            check_range(encoded.ids, vocab_size)
+            return encoded
+
+        dtype = DTYPES[self._dtype][1]
+        ids = {"bos_id": policy.bos_id, "eos_id": policy.eos_id}
+        pairs = assemble_pairs(list(batch.texts), batch.trained or [], encode, **ids, dtype=dtype)
+        return Encoded(*reject_empty_pairs(batch, pairs))
 
     def _encode_texts(self, texts: Sequence[str]) -> TokenBatch:
         self.free_memory()

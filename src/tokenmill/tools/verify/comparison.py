@@ -23,7 +23,7 @@ from tokenmill.readers.base import ReadOptions
 from tokenmill.store.manifest import Manifest, ShardInfo
 from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES, index_lengths
 from tokenmill.supervision.masks import Weights, assemble, weigh_tokens
-from tokenmill.supervision.pairs import LATE_REASONS, assemble_pairs
+from tokenmill.supervision.preferences import LATE_REASONS, assemble_pairs
 from tokenmill.text_batch import IntArray
 from tokenmill.tools.verify.source_documents import SourceDocument, SourceReader, StoredTask, choose_documents, tasks_of
 

@@ -182,7 +182,7 @@ class SourceReader:
         for batch in batches:
             stop = int(np.searchsorted(positions, batch.positions[-1], "right")) if len(batch.positions) else row
             places = np.searchsorted(batch.positions, positions[row:stop])
-            if batch.has_pairs:
+            if batch.per_record == 2:
                 # Both texts of a pair are at one position, and both are looked for.
                 places += np.arange(len(places)) % 2
             found = batch.positions[places] == positions[row:stop]

@@ -75,7 +75,7 @@ class PairRenderer(Renderer):
         for prompt, chosen, rejected, ends in (rendered[number] for number in good):  # type: ignore[misc]
             texts += [chosen, rejected]
             batch.trained += [Trained([(0, len(text), 1.0)], ends, prompt) for text in (chosen, rejected)]
-        batch.texts, batch.records = texts, None
+        batch.texts, batch.records, batch.per_record = texts, None, 2
         batch.positions, batch.lines = batch.positions[twice], lines[twice]
         if batch.kept is not None:
             batch.kept = [batch.kept[number] for number in twice.tolist()]
