@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tokenmill as tm
 from tests.supervision.test_supervision import chat_tokenizer, make_tokenizer, write_records
 from tests.support.in_process import tokenmill_here
 from tests.support.running import tokenize_here
+from tests.support.stores import count_shared
 from tokenmill.errors import DataError, StoreError, UsageError
 from tokenmill.tools.verify import verify
 
@@ -208,6 +212,55 @@ def test_workers_and_ranks_make_the_same_bytes(tmp_path: Path, chat_tokenizer: P
     for rank in (1, 0):
         tm.tokenize(path, tmp_path / "ranks", rank=rank, world_size=2, workers=1, **flags)
     assert digest(tmp_path / "whole") == digest(tmp_path / "ranks")
+
+
+def test_a_run_that_stopped_resumes_to_the_same_bytes(tmp_path: Path, chat_tokenizer: Path) -> None:
+    bad = {"prompt": "a", "chosen": "same", "rejected": "same"}
+    path = write_records(tmp_path / "in.jsonl", [*many(60), bad])
+    flags: Record = {**ASKED, "val_fraction": 0.3, "task_bytes": 700, "tokenizer": str(chat_tokenizer)}
+    with pytest.raises(DataError, match="line 61: the chosen and the rejected answer are the same"):
+        tokenize_here(path, tmp_path / "stopped", **flags)
+    assert list((tmp_path / "stopped" / ".tasks").glob("00000-*.json"))
+    for name in ("stopped", "whole"):
+        tokenize_here(path, tmp_path / name, **flags, on_error="skip")
+    assert digest(tmp_path / "stopped") == digest(tmp_path / "whole")
+
+
+TEXT = st.text("ab é</s>", min_size=1, max_size=12)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=20), st.booleans())
+def test_an_answer_begins_where_tokens_differ(
+    chat_tokenizer: Path, records: list[tuple[str, str, str]], has_bos: bool
+) -> None:
+    import tokenizers
+
+    library = tokenizers.Tokenizer.from_file(str(chat_tokenizer / "tokenizer.json"))
+
+    with tempfile.TemporaryDirectory() as folder:
+        bos, eos = (library.token_to_id(string) for string in ("<s>", "</s>"))
+        rows = [{"prompt": p, "chosen": a, "rejected": b} for p, a, b in records if a != b]
+        rows.append({"prompt": "a", "chosen": "b", "rejected": "c"})
+        flags: Record = {**ASKED, "bos": has_bos, "special_tokens": "parse", "on_error": "skip"}
+        store = make_store(Path(folder), chat_tokenizer, rows, **flags)
+        found = store.split()
+        assert found.mask is not None
+        number = 0
+        for row in rows:
+            prompt, *both = (
+                [bos] * has_bos + library.encode(text, add_special_tokens=False).ids
+                for text in (row["prompt"], row["prompt"] + row["chosen"], row["prompt"] + row["rejected"])
+            )
+            both = [ids if ids[-1] == eos else [*ids, eos] for ids in both]
+            shared = min(count_shared(prompt, ids) for ids in both)
+            if both[0] == both[1] or shared == min(map(len, both)):
+                continue
+            for ids in both:
+                assert found.document(number).tolist() == ids
+                assert found.mask.document(number).tolist() == [int(at >= shared) for at in range(len(ids))]
+                number += 1
+        assert number == len(found) and len(rows) == number // 2 + store.manifest.num_rejects
 
 
 def test_tasks_without_a_good_pair_are_counted(tmp_path: Path, chat_tokenizer: Path) -> None:
