@@ -135,7 +135,7 @@ def make_rows(
     """Pack documents into rows and shuffle them with the same seed, as `load` does."""
     given: Any = _given(long_documents=long_documents)
     rows: Rows
-    if packing in SPECIAL:
+    if isinstance(packing, str) and packing in SPECIAL:
         rows = SPECIAL[packing](documents, max_length=seq_len, **given)
     else:
         rows = pack(documents, seq_len=seq_len, method=packing, seed=seed, **given)  # type: ignore[arg-type]
