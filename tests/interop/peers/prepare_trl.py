@@ -50,6 +50,12 @@ def prepare(records, tokenizer):
         return [prepare([record], tokenizer)[0] for record in records]
 
 
+def prepare_case(records, tokenizer):
+    """TRL's columns for each record; a table of all records would add nulls to the tools, so these go one by one."""
+    plain = iter(prepare([record for record in records if "tools" not in record], tokenizer))
+    return [prepare([record], tokenizer)[0] if "tools" in record else next(plain) for record in records]
+
+
 def cut(prepared, max_length, mode):
     collator = DataCollatorForPreference(pad_token_id=0, max_length=max_length, truncation_mode=mode)
     return {name: value.tolist() for name, value in collator([prepared]).items()}
@@ -107,7 +113,7 @@ def main():
                 print(json.dumps(train(case, tokenizer, Path(sys.argv[2]).parent)), file=out)
                 continue
             found = []
-            for whole in prepare(case["records"], tokenizer):
+            for whole in prepare_case(case["records"], tokenizer):
                 if "refused" not in whole:
                     modes = ("keep_start", "keep_end")
                     batches = {mode: cut(whole, case["max_length"], mode) for mode in modes}
