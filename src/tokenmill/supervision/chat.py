@@ -79,7 +79,7 @@ class ChatTemplate:
         return whole.text, select_turns(whole, messages, turns, self._options)
 
     def render_text(self, messages: list[Message], tools: Any = None, *, prompt: bool) -> str | Refusal:
-        """Return only the text of messages, with the generation prompt after them if asked for, or why there is none."""
+        """Return only the text of messages, by choice with the generation prompt, or why there is none."""
         named = [_name_reasoning(message) for message in messages]
         try:
             return Rendering(self._template.render(named, prompt, tools)).text

@@ -165,8 +165,6 @@ class PairRenderer(Renderer):
         return bad or (texts[0], texts[1], texts[2], self._options.ends_messages)  # type: ignore[return-value]
 
 
-
-
 def read_tools(tools: Any) -> Any:
     """Return the tools of a record, which data sets may hold as the text of JSON; None if there are none."""
     if isinstance(tools, str):
