@@ -2,7 +2,7 @@
 
     python tests/interop/preferences.py [PAIRS]
 
-PAIRS is how many records to compare with each template (20). Every template that TRL ships is compared with a tokenizer
+PAIRS is how many records to compare with each template (8). Every template that TRL ships is compared with a tokenizer
 of `../shared/data` where that is, and a small tokenizer in any case. Prints a tally; a difference is an error.
 """
 
@@ -238,7 +238,7 @@ def compare_losses(work: Path, tokenizer: Path, template: Path) -> None:
 
 def main() -> None:
     """Compare and print the tally."""
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 8
     where = "import trl, pathlib; print(pathlib.Path(trl.__file__).parent / 'chat_templates')"
     found = subprocess.run([str(environment("trl")), "-c", where], capture_output=True, text=True, check=True)
     templates = sorted(Path(found.stdout.splitlines()[-1]).glob("*.jinja"))
