@@ -61,6 +61,7 @@ test-interop: $(VENV)/all
 	$(BIN)/python tests/interop/other_writers.py
 	$(BIN)/python tests/interop/chat.py
 	$(BIN)/python tests/interop/trl_templates.py
+	$(BIN)/python tests/interop/preferences.py
 
 # The page of `report` in headless Chromium (Debian: chromium chromium-driver), driven by selenium.
 test-browser: $(VENV)/all

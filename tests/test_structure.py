@@ -60,6 +60,7 @@ HEAVY = {
     "matplotlib",
     "huggingface_hub",
     "datasets",
+    "trl",
 }
 ONLY_IN = {
     "gigatoken": {"engines/gigatoken.py"},
@@ -73,7 +74,8 @@ ONLY_IN = {
     "tensorflow": {"loaders/tf.py"},
     "ray": {"executors/ray.py"},
     "array_record": {"formats/arrayrecord.py"},
-    "datasets": {"inputs/_hub_layout.py"},
+    "datasets": {"inputs/_hub_layout.py", "loaders/trl.py"},
+    "trl": {"loaders/trl.py"},
     "huggingface_hub": {
         "engines/tokenizer.py",
         "inputs/_hub_client.py",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tokenmill.checkpoint import Checkpoints
     from tokenmill.dataset.mix import mix
     from tokenmill.dataset.pack import pack
+    from tokenmill.dataset.pairs import pairs, prompts
     from tokenmill.dataset.rows import Rows
     from tokenmill.dataset.shuffle import shuffle
     from tokenmill.dataset.slice import deny, skip, take
@@ -62,6 +63,8 @@ __all__ = [
     "mix",
     "open",
     "pack",
+    "pairs",
+    "prompts",
     "shuffle",
     "skip",
     "slice",
@@ -88,6 +91,8 @@ _LAZY = {
     "mix": ("tokenmill.dataset.mix", "mix"),
     "open": ("tokenmill.formats.open", "open_tokens"),
     "pack": ("tokenmill.dataset.pack", "pack"),
+    "pairs": ("tokenmill.dataset.pairs", "pairs"),
+    "prompts": ("tokenmill.dataset.pairs", "prompts"),
     "shuffle": ("tokenmill.dataset.shuffle", "shuffle"),
     "skip": ("tokenmill.dataset.slice", "skip"),
     "slice": ("tokenmill.dataset.slice", "slice_"),

@@ -10,6 +10,7 @@ from typing import Any
 from tokenmill.arguments import flag, is_remote, show, whole_number
 from tokenmill.dataset.block_shuffle import DEFAULT_BLOCK_TOKENS, BlockShuffledRows
 from tokenmill.dataset.pack import pack
+from tokenmill.dataset.pairs import pairs, prompts
 from tokenmill.dataset.rows import Rows
 from tokenmill.dataset.shuffle import ShuffledRows
 from tokenmill.dataset.shuffle import shuffle as shuffle_rows
@@ -23,6 +24,8 @@ from tokenmill.store.store import TokenSource, check_vocabulary
 __all__ = ["load", "make_rows"]
 
 BLOCKS = "blocks"
+SPECIAL: dict[str, Any] = {"pairs": pairs, "prompts": prompts}
+"""Rows of documents that are not packed."""
 
 
 def load(
@@ -50,6 +53,9 @@ def load(
     already, such as a mixture. By default, `make_rows` packs rows with concat and shuffles them with seed 0.
     `settings` are those of `Loader`: rank, world_size, layout, document_mask, epochs, drop_last, dtype, prefetch,
     verify, and for torch and JAX where batches should go.
+
+    A store of preference pairs needs `packing="pairs"`, and one of prompts `packing="prompts"`; `seq_len` is then the
+    most tokens of either text.
 
     A store in a bucket is read through a cache on this machine, as `open` does. `shuffle="blocks"` shuffles rows
     among about `block_tokens` tokens at a time, for stores that do not fit on the machine.
@@ -121,13 +127,18 @@ def make_rows(
     *,
     seq_len: int,
     packing: str = "concat",
-    long_documents: str = "split",
+    long_documents: str | None = None,
     shuffle: bool | str = True,
     seed: int = 0,
     block_tokens: int | None = None,
 ) -> Rows:
     """Pack documents into rows and shuffle them with the same seed, as `load` does."""
-    rows: Rows = pack(documents, seq_len=seq_len, method=packing, long_documents=long_documents, seed=seed)  # type: ignore[arg-type]
+    given: Any = _given(long_documents=long_documents)
+    rows: Rows
+    if isinstance(packing, str) and packing in SPECIAL:
+        rows = SPECIAL[packing](documents, max_length=seq_len, **given)
+    else:
+        rows = pack(documents, seq_len=seq_len, method=packing, seed=seed, **given)  # type: ignore[arg-type]
     if shuffle == BLOCKS:
         told = DEFAULT_BLOCK_TOKENS if block_tokens is None else block_tokens
         return shuffle_rows(rows, seed=seed, block_tokens=told)

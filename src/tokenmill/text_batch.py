@@ -76,6 +76,11 @@ class Trained(NamedTuple):
     spans: list[tuple[int, int, float]]
     ends: bool
     """Whether the text ends with an end-of-text token, which is trained on too."""
+    prompt: str | None = None
+    """Of a preference pair: the prompt alone, which this text and its neighbour answer.
+
+    Texts 2i and 2i + 1 of a batch are a pair. Their tokens decide where the prompt ends, so the spans are not used.
+    """
 
 
 class PackedTexts(Sequence[str]):
@@ -145,6 +150,8 @@ class TextBatch:
     records: list[tuple[Any, ...]] | None = None
     lines: npt.NDArray[np.int64] | None = None
     trained: list[Trained] | None = None
+    per_record: int = 1
+    """Texts of one record: 2 if they are preference pairs."""
 
     def keep(self, which: npt.NDArray[np.bool_]) -> None:
         """Drop the texts for which `which` is false."""

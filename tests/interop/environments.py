@@ -17,7 +17,11 @@ PACKAGES: dict[str, list[list[str]]] = {
     "datatrove": [[TORCH, "datatrove[processing,io]>=0.4", "tokenizers", "numpy"]],
     "transformers": [["transformers>=4.56", "jinja2"]],
     "trl_templates": [["transformers>=5", "jinja2"], ["--no-deps", "trl==1.16.0"]],
-    "trl": [[TORCH, "trl>=1.16", "transformers>=5.15", "datasets", "numpy"]],
+    # What tokenmill imports to load a store; its code is found by its path.
+    "trl": [
+        [TORCH, "trl==1.16.0", "transformers>=5.15", "datasets", "jinja2"],
+        ["msgspec", "numpy", "psutil", "pyarrow", "xxhash"],
+    ],
     "dolma": [
         ["--no-deps", "dolma==1.2.1"],
         "numpy smart_open msgspec necessary omegaconf tokenizers typing_extensions fsspec pyyaml requests rich tqdm nltk "

@@ -35,7 +35,7 @@ def make_store(
     return seal_store(folder, splits, dtype)
 
 
-def seal_store(folder: Path, splits: dict[str, SplitInfo], dtype: str = "uint16") -> Path:
+def seal_store(folder: Path, splits: dict[str, SplitInfo], dtype: str = "uint16", **more: Any) -> Path:
     """Make a store of shards that are there, by writing its manifest."""
     manifest = Manifest(
         format_version=1,
@@ -44,12 +44,13 @@ def seal_store(folder: Path, splits: dict[str, SplitInfo], dtype: str = "uint16"
         engine=EngineInfo("bytes", "0", None, 0),
         special_tokens=SpecialTokensInfo(None, None, "as-text", 0),
         splits=splits,
-        num_documents_in=sum(split.num_documents for split in splits.values()),
+        num_documents_in=sum(split.num_documents for split in splits.values()) // (2 if more else 1),
         num_rejects=0,
         rejects={},
         files={},
         settings={},
         inputs=[InputInfo("in.jsonl", 0, "")],
+        **more,
     )
     (folder / "manifest.json").write_bytes(encode_sealed(manifest))
     return folder
@@ -163,3 +164,42 @@ CASES: dict[str, tuple[Callable[[list[Any]], tm.Rows], dict[str, Any]]] = {
     "prefetched": (lambda s: shuffled(s[0]), {"prefetch": 2}),
 }
 """Rows out of two stores, and settings of their loader."""
+
+
+Pair = tuple[list[int], list[int], list[int]]
+"""The ids of a prompt and of two answers to it."""
+
+
+def make_pair_store(folder: Path, pairs: Sequence[Pair], *, num_shards: int = 2) -> Path:
+    """A store of preference pairs of given ids, whose number is kept as the field `number`."""
+    shards, cuts = [], np.linspace(0, len(pairs), num_shards + 1).astype(int).tolist()
+    for number, (first, last) in enumerate(itertools.pairwise(cuts)):
+        if first == last:
+            continue
+        name = f"train/shard-00000-{number:04d}"
+        flags: Any = {"beside": [".mask"], "has_pairs": True, "keep_keys": ["number"], "run": "x"}
+        writer = ShardWriter(folder, name, dtype="uint16", **flags)
+        texts = [prompt + answer for prompt, *answers in pairs[first:last] for answer in answers]
+        shared = []
+        for prompt, *answers in pairs[first:last]:
+            a, b = (prompt + answer for answer in answers)
+            shared += [[len(prompt), count_shared(a, b), count_shared(a[::-1], b[::-1])]] * 2
+        places = [(prompt, answer) for prompt, *answers in pairs[first:last] for answer in answers]
+        writer.append(
+            np.array([token for text in texts for token in text], np.uint16),
+            np.array([len(text) for text in texts], np.int32),
+            inputs=np.zeros(len(texts), np.int32),
+            positions=np.repeat(np.arange(first, last), 2).astype(np.int64),
+            kept=[(str(number),) for number in range(first, last) for _ in range(2)],
+            weights=np.array([float(t >= len(p)) for p, a in places for t in range(len(p + a))], np.float32),
+            shared=np.array(shared, np.int32),
+        )
+        shards.append(writer.finish())
+        publish_shard(folder, shards[-1], "x")
+    counts = sum(shard.num_documents for shard in shards), sum(shard.num_tokens for shard in shards)
+    return seal_store(folder, {"train": SplitInfo(*counts, shards)}, holds="pairs")
+
+
+def count_shared(a: Ids, b: Ids) -> int:
+    """How many ids two lists have in common at their start."""
+    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

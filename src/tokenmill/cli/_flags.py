@@ -23,8 +23,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 row_option = partial(typer.Option, rich_help_panel="Rows")
 SeqLen = Annotated[int, row_option(help="Tokens in a row.")]
 BatchSize = Annotated[int, row_option(help="Rows per rank.")]
-Packing = Annotated[str, row_option(help="concat, best-fit or pad.")]
-LongDocuments = Annotated[str, row_option(help="split, truncate or drop.")]
+Packing = Annotated[str, row_option(help="concat, best-fit or pad; pairs or prompts for a store that holds these.")]
+LongDocuments = Annotated[
+    str | None,
+    row_option(help="split, truncate or drop; pairs: keep_start, keep_end or drop \\[default: split; keep_start]."),
+]
 Shuffle = Annotated[bool, row_option("--shuffle/--no-shuffle")]
 Seed = Annotated[int, row_option(help="Of the packing and the shuffle.")]
 

@@ -20,7 +20,7 @@ def inspect(
     row: Annotated[int | None, typer.Option(help="Show one training row, by the number that trace has for it.")] = None,
     seq_len: SeqLen = 2048,
     packing: Packing = "concat",
-    long_documents: LongDocuments = "split",
+    long_documents: LongDocuments = None,
     shuffle: Shuffle = True,
     seed: Seed = 0,
     split: Annotated[str, typer.Option(help="Split of the document or row.")] = "train",

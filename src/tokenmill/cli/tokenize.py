@@ -42,6 +42,11 @@ def tokenize(
     messages_key: Annotated[str | None, _supervised(help="Field with a list of messages.")] = None,
     prompt_key: Annotated[str | None, _supervised(help="Field with the prompt, which is not trained on.")] = None,
     response_key: Annotated[str | None, _supervised(help="Field with the response, which is.")] = None,
+    chosen_key: Annotated[str | None, _supervised(help="Preference pairs: field with the better answer.")] = None,
+    rejected_key: Annotated[str | None, _supervised(help="Field with the other answer.")] = None,
+    prompts_only: Annotated[
+        bool, _supervised("--prompts-only", help="Records are prompts, for reinforcement learning.")
+    ] = False,
     template: Annotated[
         str | None, _supervised(help="How both are put together \\[default: {prompt}\\n{response}].")
     ] = None,

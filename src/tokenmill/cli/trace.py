@@ -21,7 +21,7 @@ def trace(
     batch_size: BatchSize = 8,
     world_size: Annotated[int, row_option(help="Number of ranks.")] = 1,
     packing: Packing = "concat",
-    long_documents: LongDocuments = "split",
+    long_documents: LongDocuments = None,
     shuffle: Shuffle = True,
     seed: Seed = 0,
     split: Annotated[str, row_option(help="Split of the store.")] = "train",

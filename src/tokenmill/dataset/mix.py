@@ -68,7 +68,7 @@ class MixedRows(Rows):
         self._check()
         self.is_remote = any(rows.is_remote for rows in self._sources)
         self.has_stages = len(stages) > 0 or any(rows.has_stages for rows in self._sources)
-        self.seq_len = self._sources[0].seq_len
+        self.seq_len, self.layout = self._sources[0].seq_len, self._sources[0].layout
         self.num_rows = sum(rows.num_rows for rows in self._sources)
         self._stages = self._make_stages()
         self._starts = [stage.start for stage in self._stages]
@@ -87,6 +87,8 @@ class MixedRows(Rows):
         lengths = sorted({rows.seq_len for rows in self._sources})
         if len(lengths) > 1:
             raise UsageError(f"the sources of a mixture have rows of {lengths} tokens; pack them with one seq_len")
+        if len({rows.layout for rows in self._sources}) > 1:
+            raise UsageError("a mixture has rows of one kind: pairs, prompts and packed documents do not mix")
         one_of(self._on_exhausted, get_args(OnExhausted), "on_exhausted")
         for epochs in self._max_epochs:
             if epochs is not None and not 0 < epochs < float("inf"):

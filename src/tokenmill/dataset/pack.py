@@ -15,7 +15,7 @@ import numpy as np
 from tokenmill.arguments import one_of, whole_number
 from tokenmill.dataset.bestfit import BestFitRows
 from tokenmill.dataset.packing_report import LongDocuments, PackingReport
-from tokenmill.dataset.rows import Integers, PackedRows, Segments, Spans, as_documents, as_seed
+from tokenmill.dataset.rows import Integers, PackedRows, Segments, Spans, as_documents, as_seed, refuse_special
 from tokenmill.errors import UsageError
 from tokenmill.store.documents import Documents
 from tokenmill.store.store import TokenSource
@@ -47,6 +47,8 @@ def pack(
     seq_len, seed = whole_number(seq_len, "seq_len", 1, LONGEST_ROW), as_seed(seed)
     one_of(method, get_args(Method), "packing")
     long_documents = cast("LongDocuments", one_of(long_documents, get_args(LongDocuments), "long_documents"))
+    if documents.holds is not None:
+        raise refuse_special(documents)
     if method == "best-fit":
         return BestFitRows(documents, seq_len, long_documents=long_documents, seed=seed)
     if method == "pad":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -32,6 +32,8 @@ class PackingReport:
     """Documents without a token."""
     num_left_over_tokens: int = 0
     """Tokens at the end of the stream that do not fill a row."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """How many pairs have no row, by reason."""
 
     def count(self, lengths: Integers, seq_len: int, long_documents: LongDocuments) -> Integers:
         """Count documents by their lengths; return into how many pieces of at most `seq_len` each one is cut."""
@@ -71,4 +73,5 @@ class PackingReport:
             (self.num_left_over_tokens, f"{self.num_left_over_tokens:,} tokens left over"),
         ]
         parts = [f"{self.num_rows:,} rows", f"{self.num_tokens:,} tokens"]
-        return ", ".join(parts + [text for count, text in others if count])
+        parts += [text for count, text in others if count]
+        return ", ".join(parts + [f"{count:,} pairs left out: {reason}" for reason, count in self.left_out.items()])

@@ -39,6 +39,7 @@ __all__ = [
     "as_rows",
     "as_seed",
     "join_segments",
+    "refuse_special",
     "row_number",
 ]
 
@@ -130,6 +131,8 @@ class Rows(ABC):
     """Whether the rows contain a mixture whose weights change at some row."""
     window_ends: Integers | None = None
     """The row after each window of rows that should be read together; None if a shuffle may be global."""
+    layout: str | None = None
+    """The only layout of batches of these rows; None if they have the layouts of trainers."""
 
     @property
     def vocab_size(self) -> int | None:
@@ -211,7 +214,7 @@ class DerivedRows(Rows):
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self.seq_len, self.num_rows, self.num_tokens = rows.seq_len, rows.num_rows, rows.num_tokens
-        self.is_remote, self.has_stages = rows.is_remote, rows.has_stages
+        self.is_remote, self.has_stages, self.layout = rows.is_remote, rows.has_stages, rows.layout
 
     def parts(self) -> list[tuple[str, Rows]]:
         """Return the other dataset."""
@@ -326,6 +329,16 @@ def as_documents(value: Any, verb: str) -> Documents:
         return value
     how = "these are packed already" if isinstance(value, Rows) else "open it first: tm.open(path)"
     raise UsageError(f"{verb} needs a store or documents of one, not {name_kind(value)}; {how}")
+
+
+def refuse_special(documents: Documents) -> UsageError:
+    """Say why documents that are not trained on one by one, such as rejected answers, cannot be packed."""
+    what = "preference pairs, so a trainer would learn the rejected answers too"
+    if documents.holds == "prompts":
+        what = "prompts, in which nothing is trained on"
+    return UsageError(
+        f"{documents.name} holds {what}; use packing={documents.holds!r}, or tm.{documents.holds} in place of tm.pack"
+    )
 
 
 def as_seed(seed: Any) -> int:

@@ -43,7 +43,7 @@ class Aligner:
         starts = stops - lengths
         doubtful = np.diff(edges) != count_bytes(texts)
         if self._normalizes:
-            doubtful |= [not text.isascii() for text in texts]
+            doubtful |= np.array([not text.isascii() for text in texts], bool)
         for number in np.flatnonzero(doubtful).tolist():
             some = slice(int(batch.offsets[number]), int(batch.offsets[number + 1]))
             starts[some], stops[some] = self._align_one(texts[number], batch.ids[some], starts[some], stops[some])

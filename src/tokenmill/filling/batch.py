@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from tokenmill.filling.fill import IGNORED, Chunk
+from tokenmill.store.documents import Documents
 
 __all__ = ["Batch"]
 
@@ -48,6 +49,17 @@ class Batch(msgspec.Struct, eq=False):
     def target_ids(self) -> Any:
         """The targets, as supervised trainers call them."""
         return self.targets
+
+    @property
+    def is_trained(self) -> Any:
+        """Whether each input itself is trained on, as unshifted labels need it; a target is one token further."""
+        return self._wrap(self._chunk.is_trained[self._number])
+
+    @property
+    def owners(self) -> list[Documents | None]:
+        """The documents that the rows come from, None for blank rows."""
+        rows = range(self._first_row, self._first_row + self._chunk.batch_size)
+        return [self._chunk.owner_of(row) for row in rows]
 
     @property
     def is_masked(self) -> bool:

@@ -112,6 +112,21 @@ class Chunk:
         return self._copy_values(several, kind)[0] if several else None
 
     @cached_property
+    def is_trained(self) -> Array:
+        """Whether each input itself is trained on, wherever it is in the row; a target is one token further."""
+        values = self.own_values(".mask")
+        assert values is not None
+        trained: Array = values.reshape(self.inputs.shape) > 0
+        return trained
+
+    def owner_of(self, row: int) -> Documents | None:
+        """Return the documents from which a row was resolved; None for a blank row."""
+        for resolved in self._resolved:
+            if resolved.at is None or row in resolved.at:
+                return None if row in self._blank else resolved.rows.documents
+        return None
+
+    @cached_property
     def cover(self) -> Cover:
         """The documents of all rows that were resolved together."""
         if self._whole is not None:

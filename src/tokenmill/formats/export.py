@@ -107,6 +107,12 @@ def export(
     if links and not isinstance(opened, TokenStore):
         raise UsageError(f"--links needs a store of tokenmill, which {opened.path} is not")
     chosen = _choose_splits(opened, split, note)
+    for documents in chosen.values():
+        if documents.holds is not None:
+            raise UsageError(
+                f"{documents.name} holds {documents.holds}, and an export would make a trainer learn all of it; load "
+                f"it with tm.load(..., packing={documents.holds!r})"
+            )
     if asked.drop_mask:
         chosen = {name: documents.without_values() for name, documents in chosen.items()}
     rows = choose_rows(to, exporter, asked, chosen, note)

@@ -146,12 +146,16 @@ def _join(splits: Sequence[Documents]) -> Documents:
     suffixes = {tuple(sorted(split.beside)) for split in splits}
     if len(suffixes) > 1:
         raise UsageError("some of these stores have a loss mask and some do not; combine them with mix instead")
+    if len({split.holds for split in splits}) > 1:
+        held = ", ".join(f"{split.name} {split.holds or 'documents'}" for split in splits)
+        raise UsageError(f"these stores hold different things ({held}); open them one by one")
     fingerprint = xxhash.xxh3_64_hexdigest(" ".join(split.fingerprint for split in splits).encode())
     return Documents(
         ShardTable.join([split.table for split in splits]),
         " + ".join(split.name for split in splits),
         fingerprint,
         beside={suffix: ShardTable.join([split.beside[suffix] for split in splits]) for suffix in suffixes.pop()},
+        holds=splits[0].holds,
     )
 
 

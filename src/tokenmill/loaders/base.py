@@ -25,6 +25,7 @@ from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import Chunk
 from tokenmill.filling.layouts import FLAT, LAYOUTS, map_parts
+from tokenmill.filling.row_layouts import own_layout
 from tokenmill.loaders._prefetch import Prefetcher
 from tokenmill.loaders._state import VERSION, check_state
 from tokenmill.loaders._world import find_rank
@@ -88,8 +89,9 @@ class Loader:
             self.rank, self.world_size = find_rank(rank, world_size, group)
         self.global_batch_size = self.batch_size * self.world_size
         """Rows of one step over all ranks."""
-        self._layout = LAYOUTS[one_of(layout, LAYOUTS, "layout")]
-        self._is_plain, self._is_flat = layout == "xy", layout == FLAT
+        is_packed = self.rows.layout is None
+        self._layout = LAYOUTS[one_of(layout, LAYOUTS, "layout")] if is_packed else own_layout(self.rows, layout)
+        self._is_plain, self._is_flat = layout == "xy" and is_packed, layout == FLAT and is_packed
         self._document_mask = flag(document_mask, "document_mask")
         self._prefetch = whole_number(prefetch, "prefetch", 0)
         self._epochs, self._drop_last = epochs, flag(drop_last, "drop_last")

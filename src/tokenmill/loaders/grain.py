@@ -49,6 +49,8 @@ class RowSource:
         dtype: npt.DTypeLike = np.int32,
     ) -> None:
         self.rows = as_rows(rows, "RowSource")
+        if rows.layout is not None:
+            raise UsageError(f"a RowSource has packed documents, and these rows are {rows.layout}; use tm.load")
         self._layout = one_of(layout, LAYOUTS, "layout")
         self._document_mask = flag(document_mask, "document_mask")
         self._pool = BufferPool(batch_dtype(dtype))

@@ -84,7 +84,8 @@ class JaxLoader(Loader):
         array = part.astype(jax.dtypes.canonicalize_dtype(part.dtype), copy=False)
         if self._sharding is None or is_ragged or array.ndim != 2:
             return jax.device_put(array)
-        return jax.make_array_from_process_local_data(self._sharding, array, self._global_shape)  # type: ignore[no-untyped-call]
+        shape = (self.global_batch_size, array.shape[1])
+        return jax.make_array_from_process_local_data(self._sharding, array, shape)  # type: ignore[no-untyped-call]
 
 
 def _find_share(sharding: Any) -> tuple[int, int]:

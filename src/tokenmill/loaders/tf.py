@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.dataset.rows import Rows
 from tokenmill.errors import MissingDependencyError, UsageError
 from tokenmill.filling.batch import Batch
 from tokenmill.filling.fill import Chunk
@@ -121,6 +122,11 @@ class TfLoader(Loader):
     """The loader with tensors; `dataset` gives the same batches to `tf.data` and Keras."""
 
     _wrap = staticmethod(_wrap)
+
+    def __init__(self, rows: Rows, **settings: Any) -> None:
+        super().__init__(rows, **settings)
+        if rows.layout is not None:
+            raise UsageError(f"framework='tf' has no batches of {rows.layout}; use numpy, torch or jax")
 
     def dataset(self) -> Any:
         """Return the batches from the loader's place on, as a `tf.data.Dataset` of pairs `x, y` or of layout batches.

@@ -24,7 +24,7 @@ from tokenmill.pipeline.input_file import InputFile, default_task_bytes
 from tokenmill.pipeline.settings import OnError, Settings, TokenPolicy
 from tokenmill.readers.base import ReadOptions
 from tokenmill.remote.object_request import SCHEMES
-from tokenmill.supervision.options import DEFAULT_TEMPLATE, Supervision, parse_choices
+from tokenmill.supervision.options import DEFAULT_TEMPLATE, PAIR_TEMPLATE, Supervision, parse_choices
 from tokenmill.supervision.renderer import has_specials, split_template
 
 __all__ = ["Request"]
@@ -40,6 +40,8 @@ CHAT_FLAGS = (
     "allow_no_stop",
 )
 """The flags that only conversations have."""
+RENDERING_FLAGS = ("chat_template", "template_date", "template_values")
+"""Those that preference pairs and prompts have, too: the others choose what is trained on of a conversation."""
 
 
 class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -63,6 +65,9 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     messages_key: str | None = None
     prompt_key: str | None = None
     response_key: str | None = None
+    chosen_key: str | None = None
+    rejected_key: str | None = None
+    prompts_only: bool = False
     template: str | None = None
     chat_template: str | None = None
     weight_key: str | None = None
@@ -158,6 +163,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
         if wants_bos and bos is None:
             raise UsageError(f"{tokenizer.name} names no beginning-of-text token; pass --bos-token TOKEN, or --no-bos")
         wants_eos = self.eos if self.eos is not None else self.messages_key is None or self.prompt_key is not None
+        wants_eos = wants_eos and not self.prompts_only
         if wants_eos and eos is None:
             raise UsageError(f"{tokenizer.name} names no end-of-text token; pass --eos-token TOKEN, or --no-eos")
         supervision = self.supervision(tokenizer)
@@ -176,22 +182,25 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     def supervision(self, tokenizer: Tokenizer) -> Supervision | None:
         """Return how records become texts, with templates loaded; None if the data is already text."""
         if not self._supervised_keys():
+            if self.prompts_only:
+                raise UsageError("--prompts-only needs the field of the prompts; pass --prompt-key or --messages-key")
             for name in ("template", "weight_key", *CHAT_FLAGS):
                 if getattr(self, name) not in (None, False):
                     raise UsageError(
-                        f"{_flag(name)} is for supervised data; name its fields with --messages-key, or "
-                        "--prompt-key and --response-key"
+                        f"{_flag(name)} is for supervised data; name its fields with --messages-key, "
+                        "--prompt-key and --response-key, or --chosen-key and --rejected-key"
                     )
             return None
         for name in CHAT_FLAGS:
-            if self.messages_key is None and getattr(self, name) not in (None, False):
+            may_have = self.messages_key is not None or self.chosen_key is not None or self.prompts_only
+            if not may_have and getattr(self, name) not in (None, False):
                 raise UsageError(f"{_flag(name)} is for conversations; name their field with --messages-key")
         return Supervision(
             messages_key=self.messages_key,
             prompt_key=self.prompt_key,
             response_key=self.response_key,
-            template=_check_template(self.template) if self.template is not None else DEFAULT_TEMPLATE,
-            chat_template=self._chat_source(tokenizer) if self.messages_key is not None else None,
+            template=self._template(),
+            chat_template=self._chat_source(tokenizer) if self._may_have_messages(tokenizer) else None,
             weight_key=self.weight_key,
             ends_messages=self.eos is True,
             mask_reasoning=self.mask_reasoning,
@@ -203,19 +212,69 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
                 date=self.template_date,
                 values=self.template_values,
             ),
+            chosen_key=self.chosen_key,
+            rejected_key=self.rejected_key,
+            prompts_only=self.prompts_only,
         )
 
+    def _template(self) -> str:
+        """Return what combines a prompt and an answer."""
+        if self.template is None:
+            return DEFAULT_TEMPLATE if self.chosen_key is None else PAIR_TEMPLATE
+        written = _check_template(self.template)
+        if self.chosen_key is not None and "{prompt}" in written.partition("{response}")[2]:
+            raise UsageError(f"--template {self.template!r} must have {{prompt}} before {{response}} only")
+        return written
+
+    def _may_have_messages(self, tokenizer: Tokenizer) -> bool:
+        """Whether records may have conversations; those of pairs and prompts show only when they are read."""
+        if self.chosen_key is None and not self.prompts_only:
+            return self.messages_key is not None
+        return self.chat_template is not None or tokenizer.chat_template is not None
+
+    def _check_special_shapes(self) -> None:
+        """Refuse flags that contradict each other, if the records are preference pairs or prompts alone."""
+        if (self.chosen_key is None) != (self.rejected_key is None):
+            missing = "--rejected-key" if self.rejected_key is None else "--chosen-key"
+            raise UsageError(f"{missing} is missing: --chosen-key and --rejected-key must be passed together")
+        what = "--prompts-only" if self.chosen_key is None else "--chosen-key"
+        others = {"response_key", "weight_key", *CHAT_FLAGS} - {*RENDERING_FLAGS}
+        if self.chosen_key is not None:
+            others |= {"messages_key", "prompts_only"}
+        if self.prompts_only or self.prompt_key is None:
+            others.add("template")
+        if self.prompts_only and self.prompt_key is not None:
+            others.add("messages_key")
+        for name in sorted(others):
+            if getattr(self, name) not in (None, False):
+                needs = " without --prompt-key" if name == "template" and self.chosen_key is not None else ""
+                raise UsageError(f"{_flag(name)} has no meaning with {what}{needs}; leave one of them out")
+        if self.prompts_only and self.eos is True:
+            raise UsageError("--eos would end prompts that a model is to continue; leave it out with --prompts-only")
+
     def _supervised_keys(self) -> tuple[str, ...]:
+        if self.chosen_key is not None or self.rejected_key is not None or self.prompts_only:
+            self._check_special_shapes()
+        if self.chosen_key is not None or (self.prompts_only and (self.prompt_key or self.messages_key)):
+            return self._distinct_keys()
         if (self.prompt_key is None) != (self.response_key is None):
             missing = "--response-key" if self.response_key is None else "--prompt-key"
-            raise UsageError(f"{missing} is missing: --prompt-key and --response-key must be passed together")
+            hint = "" if self.prompt_key is None else "; prompts without a response are stored with --prompts-only"
+            raise UsageError(f"{missing} is missing: --prompt-key and --response-key must be passed together{hint}")
         if self.messages_key is None and self.prompt_key is None:
             return ()
+        return self._distinct_keys()
+
+    def _distinct_keys(self) -> tuple[str, ...]:
+        """Return the fields of the records; each must have one role."""
         keys = Supervision(
             messages_key=self.messages_key,
             prompt_key=self.prompt_key,
             response_key=self.response_key,
             weight_key=self.weight_key,
+            chosen_key=self.chosen_key,
+            rejected_key=self.rejected_key,
+            prompts_only=self.prompts_only,
         ).keys
         if len(set(keys)) < len(keys):
             raise UsageError(f"one field cannot have two roles: {', '.join(keys)}")

@@ -15,6 +15,8 @@ from tokenmill.engines import Tokenizer
 from tokenmill.errors import UsageError
 from tokenmill.readers.base import ReadOptions, split_key
 from tokenmill.supervision.options import Supervision
+from tokenmill.supervision.preferences import PairRenderer
+from tokenmill.supervision.prompts import PromptRenderer
 from tokenmill.supervision.renderer import Renderer
 
 __all__ = ["Settings", "TokenPolicy", "supervision_of"]
@@ -38,6 +40,9 @@ _CHOICES = {
     "mask-reasoning": "mask_reasoning",
     "mask-tool-calls": "mask_tool_calls",
     "allow-no-stop": "allow_no_stop",
+    "chosen-key": "chosen_key",
+    "rejected-key": "rejected_key",
+    "prompts-only": "prompts_only",
 }
 """The flags that are in a manifest only if they were used."""
 
@@ -93,7 +98,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Return the renderer that turns records into texts; None if the data is already text."""
         if self.supervision is None:
             return None
-        return Renderer(
+        kind = {None: Renderer, "pairs": PairRenderer, "prompts": PromptRenderer}[self.supervision.holds]
+        return kind(
             self.supervision,
             tokenizer,
             check_specials=self.policy.special_tokens == "error",

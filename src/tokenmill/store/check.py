@@ -114,7 +114,7 @@ def check_shard(store: Path, manifest: Manifest, shard: ShardInfo, progress: Che
                 checked.num_documents = shard.num_documents
                 scan.index = _read_index(path, shard, manifest.dtype)
             elif suffix == ".docs.parquet":
-                _check_sources(path, shard, len(manifest.inputs))
+                _check_sources(path, shard, len(manifest.inputs), 2 if manifest.has_pairs else 1)
             elif suffix in BESIDE:
                 _check_beside(path, suffix, shard)
         except StoreError as error:
@@ -176,7 +176,9 @@ class _TokenScan:
         if self.largest >= vocab_size:
             yield f" holds id {self.largest}, outside the vocabulary of {vocab_size}"
         # The end of a conversation depends on its chat template.
-        has_messages = self._manifest.settings.get("messages-key") is not None
+        settings = self._manifest.settings
+        has_messages = settings.get("messages-key") is not None
+        has_messages |= self._manifest.has_pairs and settings.get("chat-template") is not None
         for name, token, count, verb in (
             ("BOS", self._specials.bos_id, self.num_with_bos, "begin"),
             ("EOS", None if has_messages else self._specials.eos_id, self.num_with_eos, "end"),
@@ -228,8 +230,8 @@ def _check_beside(path: Path, suffix: str, shard: ShardInfo) -> None:
             raise StoreError(f"{path} has an invalid {suffix[1:]} near token {first:,}")
 
 
-def _check_sources(path: Path, shard: ShardInfo, num_inputs: int) -> None:
-    """Check the table of documents, which has one row for each, in input order."""
+def _check_sources(path: Path, shard: ShardInfo, num_inputs: int, per_record: int) -> None:
+    """Check the table of documents, which has one row for each, in input order, with `per_record` of each record."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -239,18 +241,21 @@ def _check_sources(path: Path, shard: ShardInfo, num_inputs: int) -> None:
             if num_rows != shard.num_documents:
                 raise StoreError(f"{path} has {num_rows:,} rows for {shard.num_documents:,} documents")
             batches = file.iter_batches(INDEX_PIECE, columns=["input", "position"], use_threads=False)
-            if not _are_in_order(batches, num_inputs):
+            if num_rows % per_record or not _are_in_order(batches, num_inputs, per_record):
                 raise StoreError(f"{path}: its documents are not in the order of the inputs")
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0][:120]
         raise StoreError(f"{path} cannot be read as Parquet ({reason})") from None
 
 
-def _are_in_order(batches: Iterator[Any], num_inputs: int) -> bool:
-    """Whether input numbers never decrease, and positions increase within an input."""
+def _are_in_order(batches: Iterator[Any], num_inputs: int, per_record: int) -> bool:
+    """Whether input numbers never decrease, positions increase within an input, and a record has one place."""
     last_input, last_position = 0, -1
     for batch in batches:
         inputs, positions = (np.asarray(batch.column(i)).astype(np.int64) for i in (0, 1))
+        if per_record == 2 and not (inputs[::2] == inputs[1::2]).all() & (positions[::2] == positions[1::2]).all():
+            return False
+        inputs, positions = inputs[::per_record], positions[::per_record]
         steps = np.diff(inputs, prepend=last_input)
         moves = np.diff(positions, prepend=last_position)
         if (steps < 0).any() or (moves[steps == 0] <= 0).any() or inputs[-1] >= num_inputs:

@@ -39,12 +39,15 @@ class Documents:
         runs: tuple[Integers, Integers, Integers] | None = None,
         beside: Mapping[str, ShardTable] | None = None,
         vocab_size: int | None = None,
+        holds: str | None = None,
     ) -> None:
         self.table = table
         self.dtype: np.dtype[Any] = table.dtype
         """The type of the stored ids."""
         self.vocab_size = vocab_size
         """One more than the largest id; None if unknown."""
+        self.holds = holds
+        """`pairs` if documents 2i and 2i + 1 are two answers to a prompt, `prompts` if each is a prompt alone."""
         self.beside = dict(beside or {})
         self.name = name
         self.fingerprint = fingerprint
@@ -219,6 +222,8 @@ class Documents:
 
     def _choose(self, starts: Integers, stops: Integers, name: str, change: str) -> Documents:
         """Select the documents of some intervals, split at the ends of runs."""
+        if self.holds == "pairs" and ((starts | stops)[stops > starts] % 2).any():
+            raise UsageError(f"{self.name} has pairs of documents 2i and 2i + 1; take or leave out both of a pair")
         edges = np.unique(np.concatenate([starts, stops, self._document_ends]))
         edges = edges[(edges >= starts[0]) & (edges <= stops[-1])]
         firsts, counts = edges[:-1], np.diff(edges)
@@ -227,7 +232,7 @@ class Documents:
         runs = np.searchsorted(self._document_ends, firsts, "right")
         fingerprint = xxhash.xxh3_64_hexdigest(f"{self.fingerprint} {change}".encode())
         pieces = (self._shards[runs], firsts - self._document_shifts[runs], counts)
-        return Documents(self.table, name, fingerprint, pieces, self.beside, self.vocab_size)
+        return Documents(self.table, name, fingerprint, pieces, self.beside, self.vocab_size, self.holds)
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.num_documents:,} documents, {self.num_tokens:,} tokens"

@@ -40,6 +40,7 @@ __all__ = [
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+HOLDS = ("pairs", "prompts")
 RESTORE = "restore it, or tokenize again with --overwrite"
 """The remedy for a damaged file, as the end of an error message."""
 SEAL = b'{\n "checksum": "'
@@ -143,11 +144,28 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Files that belong to no shard, such as rejects.jsonl."""
     settings: dict[str, Any]
     inputs: list[InputInfo]
+    holds: str | msgspec.UnsetType = msgspec.UNSET
+    """`pairs` or `prompts` if documents are not texts of their own; it is left out of all other manifests."""
 
     @property
     def num_documents(self) -> int:
         """Documents in all splits."""
         return sum(split.num_documents for split in self.splits.values())
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether documents 2i and 2i + 1 of a split are the two answers of a preference pair."""
+        return self.holds == "pairs"
+
+    @property
+    def num_records(self) -> int:
+        """Records of the inputs that are in the store: documents, or pairs of them."""
+        return self.num_documents // 2 if self.has_pairs else self.num_documents
+
+    @property
+    def records_name(self) -> str:
+        """What the records of the inputs are called."""
+        return self.holds if isinstance(self.holds, str) else "documents"
 
     @property
     def num_tokens(self) -> int:
@@ -195,6 +213,10 @@ def decode_manifest(data: bytes, path: str | Path) -> Manifest:
         raise StoreError(f"{path} has format version {version}; this tokenmill reads version {FORMAT_VERSION}")
     manifest = decode_sealed(data, Manifest, path)
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    if manifest.holds not in (msgspec.UNSET, *HOLDS):
+        raise StoreError(
+            f"{path} says that the store holds {manifest.holds!r}; this tokenmill reads {' and '.join(HOLDS)}"
+        )
     for what, names, may_nest in (
         ("split", manifest.splits, False),
         ("shard", [shard.name for shard in shards], True),

@@ -28,6 +28,7 @@ __all__ = [
     "HEADER",
     "INDEX_HEADER_BYTES",
     "MAGIC",
+    "SHARED",
     "OutputFile",
     "ShardWriter",
     "dtype_code",
@@ -45,6 +46,9 @@ DTYPES: dict[str, tuple[int, np.dtype[Any]]] = {"uint16": (8, np.dtype("<u2")), 
 """Megatron's code and the numpy type of each kind of shard."""
 BESIDE: dict[str, np.dtype[Any]] = {".mask": np.dtype("u1"), ".weight": np.dtype("<f2")}
 """The companion files of supervised stores, which have a value for each token, and its type."""
+SHARED = ("prompt", "prefix", "suffix")
+"""Columns of the documents of preference pairs, the same for both of a pair: the tokens of the prompt, and how many
+tokens the two documents share at their start and at their end."""
 
 DOCUMENTS_PER_ROW_GROUP = 65_536
 INDEX_PIECE = 1 << 16
@@ -66,7 +70,15 @@ class ShardWriter:
     """Writes one shard under temporary names. `name` is relative to the store, such as `train/shard-00000-0000`."""
 
     def __init__(
-        self, folder: Path, name: str, *, dtype: str, keep_keys: Sequence[str], run: str, beside: Sequence[str] = ()
+        self,
+        folder: Path,
+        name: str,
+        *,
+        dtype: str,
+        keep_keys: Sequence[str],
+        run: str,
+        beside: Sequence[str] = (),
+        has_pairs: bool = False,
     ) -> None:
         self._dtype = DTYPES[dtype][1]
         self._folder = folder
@@ -76,7 +88,7 @@ class ShardWriter:
         self.num_tokens = 0
         self._bin = _HashedFile(self._temporary(".bin"))
         self._lengths = self._temporary(".len").open("w+b")
-        self._documents = _DocumentsFile(self._temporary(".docs.parquet"), keep_keys)
+        self._documents = _DocumentsFile(self._temporary(".docs.parquet"), keep_keys, SHARED if has_pairs else ())
         self._beside = {suffix: _HashedFile(self._temporary(suffix)) for suffix in beside}
 
     def append(
@@ -88,15 +100,17 @@ class ShardWriter:
         positions: npt.NDArray[np.int64],
         kept: list[tuple[Any, ...]] | None,
         weights: npt.NDArray[np.float32] | None = None,
+        shared: npt.NDArray[np.int32] | None = None,
     ) -> None:
         """Add documents: their concatenated tokens, of the shard's type, and the origin of each.
 
-        `weights` has the weight of each token's loss, for the companion files of supervised data.
+        `weights` has the weight of each token's loss, for the companion files of supervised data; `shared` the columns
+        `SHARED` of preference pairs.
         """
         assert tokens.dtype == self._dtype, tokens.dtype
         self._bin.write(tokens.data.cast("B"))
         self._lengths.write(lengths.data.cast("B"))
-        self._documents.append(inputs, positions, kept)
+        self._documents.append(inputs, positions, shared, kept)
         for suffix, file in self._beside.items():
             assert weights is not None
             values = weights > 0 if suffix == ".mask" else weights
@@ -231,26 +245,36 @@ class _HashedFile(OutputFile):
         return FileInfo(self._num_bytes, self._hash.hexdigest())
 
 
+_Shared = npt.NDArray[np.int32]
+
+
 class _DocumentsFile:
     """The table of documents: input number, position in it, and the kept fields as strings."""
 
-    def __init__(self, path: Path, keep_keys: Sequence[str]) -> None:
+    def __init__(self, path: Path, keep_keys: Sequence[str], shared: Sequence[str]) -> None:
         self._path = path
-        self._keys = list(keep_keys)
-        self._buffer: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], list[tuple[Any, ...]]]] = []
+        self._keys, self._shared = list(keep_keys), list(shared)
+        self._buffer: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], _Shared, list[tuple[Any, ...]]]] = []
         self._buffered = 0
         self._writer: Any = None
 
     def append(
-        self, inputs: npt.NDArray[np.int32], positions: npt.NDArray[np.int64], kept: list[tuple[Any, ...]] | None
+        self,
+        inputs: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int64],
+        shared: _Shared | None,
+        kept: list[tuple[Any, ...]] | None,
     ) -> None:
+        if shared is None:
+            shared = np.empty((len(inputs), 0), np.int32)
         while len(inputs):
             room = DOCUMENTS_PER_ROW_GROUP - self._buffered
-            self._buffer.append((inputs[:room], positions[:room], kept[:room] if kept else []))
+            self._buffer.append((inputs[:room], positions[:room], shared[:room], kept[:room] if kept else []))
             self._buffered += len(inputs[:room])
             if self._buffered == DOCUMENTS_PER_ROW_GROUP:
                 self._flush()
-            inputs, positions, kept = inputs[room:], positions[room:], kept[room:] if kept else None
+            inputs, positions, shared = inputs[room:], positions[room:], shared[room:]
+            kept = kept[room:] if kept else None
 
     def finish(self) -> FileInfo:
         self._flush()
@@ -267,9 +291,8 @@ class _DocumentsFile:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        schema = pa.schema(
-            [("input", pa.int32()), ("position", pa.int64()), *((f"key.{key}", pa.string()) for key in self._keys)]
-        )
+        numbers = [("input", pa.int32()), ("position", pa.int64()), *((name, pa.int32()) for name in self._shared)]
+        schema = pa.schema([*numbers, *((f"key.{key}", pa.string()) for key in self._keys)])
         if self._writer is None:
             self._writer = pq.ParquetWriter(
                 self._path,
@@ -280,12 +303,13 @@ class _DocumentsFile:
             )
         inputs = np.concatenate([np.empty(0, np.int32), *(piece[0] for piece in self._buffer)])
         positions = np.concatenate([np.empty(0, np.int64), *(piece[1] for piece in self._buffer)])
+        shared = np.concatenate([np.empty((0, len(self._shared)), np.int32), *(piece[2] for piece in self._buffer)])
         # From numpy arrays, pyarrow would import an installed pandas, which takes 0.2 s a worker; so it gets buffers.
         columns = [
-            pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
-            for kind, numbers in ((pa.int32(), inputs), (pa.int64(), positions))
+            pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(np.ascontiguousarray(column))])
+            for (_, kind), column in zip(numbers, (inputs, positions, *shared.T), strict=True)
         ]
-        kept = [row for piece in self._buffer for row in piece[2]]
+        kept = [row for piece in self._buffer for row in piece[3]]
         columns += [pa.array([row[i] for row in kept], pa.string()) for i in range(len(self._keys))]
         table = pa.Table.from_arrays(columns, schema=schema)
         self._writer.write_table(table, row_group_size=DOCUMENTS_PER_ROW_GROUP)

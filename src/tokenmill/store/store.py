@@ -160,7 +160,14 @@ class Split(Documents):
         self._store = store
         table, beside = _map_shards(store.path, info.shards, store.manifest.dtype, store.shard_cache)
         fingerprint = xxhash.xxh3_64_hexdigest(f"{store.manifest.checksum} {name}".encode())
-        super().__init__(table, f"{store.path.name}/{name}", fingerprint, beside=beside, vocab_size=store.vocab_size)
+        super().__init__(
+            table,
+            f"{store.path.name}/{name}",
+            fingerprint,
+            beside=beside,
+            vocab_size=store.vocab_size,
+            holds=store.manifest.holds if isinstance(store.manifest.holds, str) else None,
+        )
         if (self.num_documents, self.num_tokens) != (info.num_documents, info.num_tokens):
             raise StoreError(
                 f"{store.path / MANIFEST} says that {name} has {info.num_documents} documents of {info.num_tokens} "

@@ -57,6 +57,11 @@ def stream(
     names = [str(item) for item in ([inputs] if isinstance(inputs, (str, Path)) else inputs)]
     row_settings = RowSettings(seq_len=seq_len, **given)
     request = Request.from_flags({"inputs": names, "out": str(cache), "tokenizer": str(tokenizer), **flags})
+    if request.chosen_key is not None or request.prompts_only:
+        raise UsageError(
+            "preference pairs and prompts are not streamed; make a store of them with tm.tokenize, and load that with "
+            "packing='pairs' or packing='prompts'"
+        )
     splits = ["train", "val"] if request.val_fraction > 0 else ["train"]
     prepared = prepare(request)
     check_vocabulary(prepared.tokenizer.name, prepared.tokenizer.vocab_size, vocab_size)

@@ -78,6 +78,14 @@ class ChatTemplate:
             _check_written(whole, messages[number], number, found.get(number))
         return whole.text, select_turns(whole, messages, turns, self._options)
 
+    def render_text(self, messages: list[Message], tools: Any = None, *, prompt: bool) -> str | Refusal:
+        """Return only the text of messages, by choice with the generation prompt, or why there is none."""
+        named = [_name_reasoning(message) for message in messages]
+        try:
+            return Rendering(self._template.render(named, prompt, tools)).text
+        except TemplateRefused as refused:
+            return Refusal("chat-template", shorten(str(refused)))
+
     def _wanted(self, messages: list[Message]) -> list[int]:
         return [number for number, message in enumerate(messages) if message["role"] in self._options.train_roles]
 
@@ -124,17 +132,17 @@ class ChatTemplate:
 
 
 def _attribute_message(message: Message, number: int) -> Message:
-    """Copy a message with its strings attributed to it, and its reasoning under all names that templates use.
-
-    Transformers fills in these names, too.
-    """
-    reasoning = next((message[field] for field in REASONING_FIELDS if message.get(field) is not None), None)
-    if reasoning is not None:
-        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    """Copy a message with its strings attributed to it, and its reasoning under all names that templates use."""
     return {
         key: value if key in HEADERS else attribute(value, Source(number, FIELDS.get(key, key)))
-        for key, value in message.items()
+        for key, value in _name_reasoning(message).items()
     }
+
+
+def _name_reasoning(message: Message) -> Message:
+    """Return a message with its reasoning under all names that templates use; Transformers fills them in, too."""
+    reasoning = next((message[field] for field in REASONING_FIELDS if message.get(field) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _check_written(whole: Rendering, message: Message, number: int, turn: Turn | None) -> None:

@@ -5,19 +5,27 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from tokenmill.errors import UsageError
 
-__all__ = ["DEFAULT_TEMPLATE", "Supervision", "parse_choices"]
+__all__ = ["DEFAULT_TEMPLATE", "PAIR_TEMPLATE", "Holds", "Supervision", "parse_choices"]
 
 DEFAULT_TEMPLATE = "{prompt}\n{response}"
+PAIR_TEMPLATE = "{prompt}{response}"
+"""The default for preference pairs: TRL's preparation puts nothing between a prompt and an answer."""
+
+Holds = Literal["pairs", "prompts"]
+"""What the documents of a store are, if they are not texts of their own: two answers to a prompt, or a prompt alone."""
 
 
 class Supervision(msgspec.Struct, frozen=True, kw_only=True):
-    """The flags that define examples. A record has either messages, or a prompt and a response."""
+    """The flags that define examples.
+
+    A record has messages, or a prompt and a response, or two answers of which one was preferred, or only a prompt.
+    """
 
     messages_key: str | None = None
     prompt_key: str | None = None
@@ -40,6 +48,10 @@ class Supervision(msgspec.Struct, frozen=True, kw_only=True):
     mask_tool_calls: bool = False
     allow_no_stop: bool = False
     """Whether a data set may be without any trained token that ends a turn."""
+    chosen_key: str | None = None
+    rejected_key: str | None = None
+    prompts_only: bool = False
+    """Whether records are prompts, in which nothing is trained on."""
 
     @property
     def turn_numbers(self) -> list[int] | None:
@@ -49,10 +61,17 @@ class Supervision(msgspec.Struct, frozen=True, kw_only=True):
         return [-1] if self.train_on == "last" else [int(number) for number in self.train_on.split(",")]
 
     @property
+    def holds(self) -> Holds | None:
+        """What the store will hold; None for documents that are trained on one by one."""
+        return "pairs" if self.chosen_key is not None else "prompts" if self.prompts_only else None
+
+    @property
     def fields(self) -> tuple[str | None, ...]:
-        """The fields of messages, tools, prompt, response and weight. Tools are beside the messages."""
-        tools = self.messages_key and ".".join([*self.messages_key.split(".")[:-1], "tools"])
-        return self.messages_key, tools, self.prompt_key, self.response_key, self.weight_key
+        """The fields of messages, tools, prompt, response, weight and two answers. Tools are beside the messages."""
+        beside = self.messages_key or self.chosen_key or (self.prompt_key if self.prompts_only else None)
+        tools = beside and ".".join([*beside.split(".")[:-1], "tools"])
+        answers = self.response_key, self.weight_key, self.chosen_key, self.rejected_key
+        return self.messages_key, tools, self.prompt_key, *answers
 
     @property
     def keys(self) -> tuple[str, ...]:

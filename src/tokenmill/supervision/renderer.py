@@ -29,7 +29,7 @@ Spans = list[tuple[int, int, float]]
 def has_specials(supervision: Supervision, tokenizer: Tokenizer) -> bool:
     """Whether the templates write special tokens, so that their strings must be parsed as tokens."""
     written = f"{supervision.chat_template or ''}{supervision.template}"
-    names = ("bos_token", "eos_token") if supervision.messages_key else ()
+    names = ("bos_token", "eos_token") if supervision.chat_template else ()
     return any(special in written for special in tokenizer.special_tokens) or any(name in written for name in names)
 
 
@@ -72,7 +72,7 @@ class Renderer:
         return batch
 
     def _render(self, record: tuple[Any, ...]) -> Example | Refusal:
-        messages, tools, prompt, response, value = self._pick((*record, None))
+        messages, tools, prompt, response, value, _, _ = self._pick((*record, None))
         given = _read_weight(value, self._options.weight_key)
         if isinstance(given, Refusal):
             return given

@@ -78,6 +78,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     num_documents: int = 0
     num_tokens: int = 0
     num_rejects: int = 0
+    records_name: str = "documents"
+    """What the documents are called: of a finished store of preference pairs, pairs."""
     ranks: list[RankStatus] = []
     """Empty if the run is not shared."""
     all_ranks: Snapshot | None = None
@@ -235,7 +237,7 @@ def _read_finished(folder: Path, manifest: Manifest) -> Status:
         attempts=attempts,
         all_ranks=_add_up(last, 0, max(num_tasks, sum(moment.num_tasks_done for moment in last))) if last else None,
         notes=notes,
-        **_counts(manifest),
+        **_counts(manifest) | {"num_documents": manifest.num_records, "records_name": manifest.records_name},
     )
 
 
@@ -270,7 +272,9 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
         if moment.num_text_bytes:
             speed = f"{moment.text_per_second / 1e6:.1f} MB/s, {format_count(moment.tokens_per_second)} tokens/s"
             yield "speed", f"{speed}, mostly {moment.bottleneck}"
-    counted = f"{status.num_documents:,} documents, {status.num_tokens:,} tokens, {status.num_rejects:,} rejects"
+    counted = (
+        f"{status.num_documents:,} {status.records_name}, {status.num_tokens:,} tokens, {status.num_rejects:,} rejects"
+    )
     resumed = status.state != "finished" and moment is not None and moment.resumed_bytes
     yield "counts", f"{counted} in this attempt" if resumed else counted
     if moment is not None:

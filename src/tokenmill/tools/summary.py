@@ -36,7 +36,8 @@ def print_summary(outcome: Outcome, request: Request) -> None:
 
 def print_finished(store: str | Path, manifest: Manifest, how: str = "finished") -> None:
     """Print what a finished store holds."""
-    totals = f"{manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens, {manifest.num_rejects:,} rejects"
+    records = f"{manifest.num_records:,} {manifest.records_name}"
+    totals = f"{records}, {manifest.num_tokens:,} tokens, {manifest.num_rejects:,} rejects"
     print(f"{store} is {how}: {totals}.")
     if manifest.num_rejects:
         print(
@@ -64,11 +65,13 @@ def _first_document(manifest: Manifest) -> str:
 def _rows(outcome: Outcome, manifest: Manifest) -> list[tuple[str, str]]:
     observer = outcome.observer
     assert observer is not None
-    counts = f"{manifest.num_documents_in:,} in = {manifest.num_documents:,} out + {manifest.num_rejects:,} rejects"
-    rows = [("documents", counts)]
+    counts = f"{manifest.num_documents_in:,} in = {manifest.num_records:,} out + {manifest.num_rejects:,} rejects"
+    rows = [(manifest.records_name, counts)]
     rows += [(f"  {reason}", f"{count:,}") for reason, count in manifest.rejects.items()]
     for name, split in manifest.splits.items():
         where = f"{plural(split.num_documents, 'document')}, {plural(len(split.shards), 'shard')}"
+        if manifest.has_pairs:
+            where = f"{plural(split.num_documents // 2, 'pair')} of documents, {plural(len(split.shards), 'shard')}"
         rows.append((name, f"{split.num_tokens:,} tokens in {where}"))
     rows.append(("on disk", f"{format_bytes(shard_bytes(manifest.splits.values()))} ({manifest.dtype})"))
     if manifest.engine.num_rerouted:

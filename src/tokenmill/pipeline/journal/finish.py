@@ -181,8 +181,10 @@ def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Man
         files=files,
         settings=settings,
         inputs=[InputInfo(file.name, file.bytes, file.fingerprint) for file in saved.plan.inputs],
+        holds="pairs" if "chosen-key" in settings else "prompts" if "prompts-only" in settings else msgspec.UNSET,
     )
-    assert manifest.num_documents_in == manifest.num_documents + manifest.num_rejects
+    per_record = 2 if manifest.holds == "pairs" else 1
+    assert manifest.num_documents_in == manifest.num_documents // per_record + manifest.num_rejects
     data = encode_sealed(manifest)
     if len(data) > MOST_JSON_BYTES:
         raise StoreError(

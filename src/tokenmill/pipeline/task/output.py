@@ -53,9 +53,10 @@ class TaskOutput:
         tokens: IntArray,
         lengths: npt.NDArray[np.int32],
         weights: Weights | None = None,
+        shared: npt.NDArray[np.int32] | None = None,
     ) -> None:
         """Write a batch of encoded documents to the shards of their splits."""
-        self._num_documents += len(batch.texts)
+        self._num_documents += len(batch.texts) // batch.per_record
         self._num_lines += batch.num_lines
         self._num_bytes += batch.num_bytes
         inputs = np.full(len(lengths), input, np.int32)
@@ -63,13 +64,21 @@ class TaskOutput:
             return
         if self.job.settings.val_fraction == 0.0:
             self._writer("train").append(
-                tokens, lengths, inputs=inputs, positions=batch.positions, kept=batch.kept, weights=weights
+                tokens,
+                lengths,
+                inputs=inputs,
+                positions=batch.positions,
+                kept=batch.kept,
+                weights=weights,
+                shared=shared,
             )
             return
-        # The split of a document depends on its text and on --seed.
+        # The split of a document depends on its text and on --seed; that of a pair, on its prompt, so that pairs with
+        # one prompt are in one split.
+        texts = [str(some.prompt) for some in batch.trained or ()] if batch.per_record == 2 else batch.texts
         settings, digest = self.job.settings, xxhash.xxh3_64_intdigest
         bound = int(settings.val_fraction * 2**64)
-        validation = np.array([digest(text, settings.seed) < bound for text in encode_texts(batch.texts)])
+        validation = np.array([digest(text, settings.seed) < bound for text in encode_texts(texts)])
         for split, which in (("train", ~validation), ("val", validation)):
             if which.any():
                 chosen = np.repeat(which, lengths)
@@ -80,6 +89,7 @@ class TaskOutput:
                     positions=batch.positions[which],
                     kept=batch.kept and list(compress(batch.kept, which)),
                     weights=weights[chosen] if weights is not None else None,
+                    shared=shared[which] if shared is not None else None,
                 )
 
     def reject(self, input: int, reject: Reject) -> None:
@@ -135,6 +145,7 @@ class TaskOutput:
     def _writer(self, split: str) -> ShardWriter:
         if split not in self._writers:
             settings, beside = self.job.settings, []
+            holds = settings.supervision.holds if settings.supervision is not None else None
             if settings.supervision is not None:
                 beside = [".mask"] if settings.supervision.weight_key is None else [".mask", ".weight"]
             self._writers[split] = ShardWriter(
@@ -144,6 +155,7 @@ class TaskOutput:
                 keep_keys=settings.reading.keep_keys,
                 run=self.run,
                 beside=beside,
+                has_pairs=holds == "pairs",
             )
         return self._writers[split]
 

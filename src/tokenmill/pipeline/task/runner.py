@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,6 +34,7 @@ from tokenmill.pipeline.task.text_field import TextField
 from tokenmill.readers.base import ExceedsMemory
 from tokenmill.store.shard import DTYPES, dtype_for
 from tokenmill.supervision.masks import Weights, assemble, weigh_tokens
+from tokenmill.supervision.preferences import assemble_pairs, reject_empty_pairs
 from tokenmill.text_batch import IntArray, PackedTexts, Reject, TextBatch, TokenBatch, check_range
 
 __all__ = ["TaskRunner", "surround"]
@@ -42,6 +44,18 @@ LONG_TEXT = 2 << 20
 
 SHORT_DOCUMENT = 128
 """If documents have fewer tokens than this on average, one masked assignment is faster than a copy per document."""
+
+
+class Encoded(NamedTuple):
+    """The documents of a batch as they are stored.
+
+    Supervised data has the loss weights of the tokens, and preference pairs also the lengths of `AssembledPairs`.
+    """
+
+    tokens: IntArray
+    lengths: npt.NDArray[np.int32]
+    weights: Weights | None = None
+    shared: npt.NDArray[np.int32] | None = None
 
 
 @dataclass
@@ -134,26 +148,28 @@ class TaskRunner:
                 stages.decompress = batch.read_seconds
             else:
                 stages.read = batch.read_seconds
-            tokens, lengths, weights = self._encode(batch, output, stages)
+            encoded = self._encode(batch, output, stages)
             for reject in sorted(batch.rejects, key=lambda reject: reject.position):
                 output.reject(span.input, reject)
             if field is not None:
                 field.look(batch)
             clock = time.perf_counter()
-            output.append(span.input, batch, tokens, lengths, weights)
+            output.append(span.input, batch, *encoded)
             stages.write = time.perf_counter() - clock
             stages.num_bytes = batch.num_bytes
             stages.num_rejects = sum(reject.num_documents for reject in batch.rejects)
-            stages.num_documents, stages.num_tokens = len(batch.texts), len(tokens)
+            stages.num_documents, stages.num_tokens = len(batch.texts) // batch.per_record, len(encoded.tokens)
             report(stages)
             clock = time.perf_counter()
         if field is not None:
             field.end()
 
-    def _encode(
-        self, batch: TextBatch, output: TaskOutput, stages: Stages
-    ) -> tuple[IntArray, npt.NDArray[np.int32], Weights | None]:
+    def _encode(self, batch: TextBatch, output: TaskOutput, stages: Stages) -> Encoded:
         started = time.perf_counter()
+        if batch.per_record == 2:
+            pairs = self._encode_pairs(batch)
+            stages.encode += time.perf_counter() - started
+            return pairs
         encoded = self._encode_texts(batch.texts)
         if self._special_ids is not None:
             encoded = self._handle_specials(batch, encoded, output)
@@ -168,7 +184,20 @@ class TaskRunner:
                 encoded, weights, batch.trained, bos_id=policy.bos_id, eos_id=policy.eos_id, dtype=dtype
             )
         stages.encode += time.perf_counter() - started
-        return tokens, lengths, weights
+        return Encoded(tokens, lengths, weights)
+
+    def _encode_pairs(self, batch: TextBatch) -> Encoded:
+        policy, vocab_size = self.job.settings.policy, self.job.vocab_size
+
+        def encode(texts: list[str]) -> TokenBatch:
+            encoded = self._encode_texts(texts)
+            check_range(encoded.ids, vocab_size)
+            return encoded
+
+        dtype = DTYPES[self._dtype][1]
+        ids = {"bos_id": policy.bos_id, "eos_id": policy.eos_id}
+        pairs = assemble_pairs(list(batch.texts), batch.trained or [], encode, **ids, dtype=dtype)
+        return Encoded(*reject_empty_pairs(batch, pairs))
 
     def _encode_texts(self, texts: Sequence[str]) -> TokenBatch:
         self.free_memory()

@@ -110,6 +110,8 @@ def _describe_document(
 ) -> Iterator[tuple[str, str]]:
     documents = store.splits[split]
     yield "document", f"{number:,} of {split} ({documents.num_documents:,} documents), {num_tokens:,} tokens"
+    if documents.holds == "pairs":
+        yield "pair", f"{number // 2:,}, the {'rejected' if number % 2 else 'chosen'} answer with its prompt"
     if trained is not None:
         yield "trained", f"{sum(trained):,} tokens, {100 * sum(trained) / max(1, num_tokens):.1f}%"
     (row,) = read_sources(documents, [number])

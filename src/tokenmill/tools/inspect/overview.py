@@ -67,6 +67,7 @@ def overview_json(store: TokenStore) -> dict[str, Any]:
         "store_bytes": shard_bytes(manifest.splits.values()),
         "text_bytes_per_token": None if measured is None else measured[0],
         "documents_in": manifest.num_documents_in,
+        **({"holds": manifest.holds} if isinstance(manifest.holds, str) else {}),
         "rejects": manifest.rejects,
         "splits": splits,
     }
@@ -90,6 +91,11 @@ def _facts(store: TokenStore) -> Iterator[tuple[str, str]]:
     manifest = store.manifest
     tokenizer, engine, specials = manifest.tokenizer, manifest.engine, manifest.special_tokens
     yield "store", f"{show_safely(store.place)}, {format_bytes(shard_bytes(manifest.splits.values()))} on disk"
+    if manifest.has_pairs:
+        how = "documents 2i and 2i + 1 are the chosen and the rejected answer of pair i, with its prompt"
+        yield "pairs", f"{manifest.num_records:,}; {how}"
+    elif manifest.holds == "prompts":
+        yield "prompts", "documents are prompts alone, in which nothing is trained on"
     yield "tokenizer", f"{show_safely(tokenizer.name)} ({tokenizer.kind}), {tokenizer.vocab_size:,} tokens"
     around = f"BOS {name_token(store, specials.bos_id)}, EOS {name_token(store, specials.eos_id)}"
     parsed = f" ({specials.num_parsed:,} parsed)" if specials.num_parsed else ""

@@ -96,6 +96,9 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
     """Documents that are in more than one row or truncated."""
     num_lost_tokens: int = 0
     """Truncated, or left over at the end."""
+    left_out: dict[str, int] = {}
+    """Preference pairs without a row, by reason."""
+    row_len: int = 0
     rows: list[DrawnRow] = []
 
 

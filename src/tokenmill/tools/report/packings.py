@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from tokenmill.dataset.pack import pack
+from tokenmill.dataset.pairs import pairs, prompts
 from tokenmill.dataset.rows import PackedRows
 from tokenmill.errors import UsageError
 from tokenmill.store.documents import Documents
@@ -15,15 +17,24 @@ from tokenmill.tools.report.figures import DrawnRow, DrawnSegment, Filling
 __all__ = ["PACKINGS", "fill_rows"]
 
 PACKINGS = (("concat", "split"), ("best-fit", "split"), ("pad", "split"), ("pad", "truncate"))
+SPECIAL = {"pairs": (pairs, ("keep_start", "keep_end")), "prompts": (prompts, ("drop",))}
+"""How to make rows of a store that holds something else than documents, and what to do with long ones."""
 NUM_DRAWN_ROWS = 12
 MOST_SEGMENTS = 200
 
 
 def fill_rows(documents: Documents, seq_len: int) -> Iterator[Filling]:
     """Pack all documents with one packing after the other."""
-    for method, long_documents in PACKINGS:
+    make: Any
+    make, ways = SPECIAL.get(documents.holds or "", (None, ()))
+    packings = PACKINGS if make is None else [(str(documents.holds), way) for way in ways]
+    for method, long_documents in packings:
+        rows: PackedRows
         try:
-            rows = pack(documents, seq_len=seq_len, method=method, long_documents=long_documents)  # type: ignore[arg-type]
+            if make is not None:
+                rows = make(documents, max_length=seq_len, long_documents=long_documents)
+            else:
+                rows = pack(documents, seq_len=seq_len, method=method, long_documents=long_documents)  # type: ignore[arg-type]
         except UsageError as error:
             yield Filling(method=method, long_documents=long_documents, problem=str(error))
             continue
@@ -37,6 +48,8 @@ def fill_rows(documents: Documents, seq_len: int) -> Iterator[Filling]:
             padding=report.padding,
             num_cut_documents=_count_cut(documents, seq_len, rows.num_rows) if method == "concat" else cut,
             num_lost_tokens=report.num_truncated_tokens + report.num_left_over_tokens,
+            left_out=report.left_out,
+            row_len=rows.seq_len,
             rows=_draw(rows),
         )
 

@@ -168,10 +168,10 @@ def _check_totals(manifest: Manifest) -> Iterator[str]:
                 f"{MANIFEST} says {split.num_documents} documents and {split.num_tokens} tokens in {name}, "
                 f"but its shards have {documents} and {tokens}; {RESTORE}"
             )
-    if manifest.num_documents_in != manifest.num_documents + manifest.num_rejects:
+    if manifest.num_documents_in != manifest.num_records + manifest.num_rejects:
         yield (
-            f"{MANIFEST} says {manifest.num_documents_in} documents were read, but {manifest.num_documents} "
-            f"were stored and {manifest.num_rejects} rejected; {RESTORE}"
+            f"{MANIFEST} says {manifest.num_documents_in} {manifest.records_name} were read, but "
+            f"{manifest.num_records} were stored and {manifest.num_rejects} rejected; {RESTORE}"
         )
     if manifest.num_rejects != sum(manifest.rejects.values()):
         yield f"{MANIFEST} says {manifest.num_rejects} rejects, but {manifest.rejects} by reason; {RESTORE}"

@@ -23,6 +23,7 @@ from tokenmill.readers.base import ReadOptions
 from tokenmill.store.manifest import Manifest, ShardInfo
 from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES, index_lengths
 from tokenmill.supervision.masks import Weights, assemble, weigh_tokens
+from tokenmill.supervision.preferences import LATE_REASONS, assemble_pairs
 from tokenmill.text_batch import IntArray
 from tokenmill.tools.verify.source_documents import SourceDocument, SourceReader, StoredTask, choose_documents, tasks_of
 
@@ -81,6 +82,7 @@ def compare_with_inputs(
     if every and manifest.settings["limit"] is None and len(files) == len(manifest.inputs):
         # Plain texts with special tokens are rejected after reading, records before.
         rejected_later = manifest.rejects.get("special-token", 0) if renderer is None else 0
+        rejected_later += 2 * sum(manifest.rejects.get(reason, 0) for reason in LATE_REASONS)
         missing = source.count_unclaimed() - rejected_later
         if missing and "damaged" in manifest.rejects:
             missing -= _count_unconfirmed(files.values(), settings.reading)
@@ -170,7 +172,8 @@ class _Comparer:
         """Compare a document, immediately or together with the next ones."""
         self._waiting.append((task, row, document))
         self._num_characters += len(document[0])
-        if len(self._waiting) >= BATCH_DOCUMENTS or self._num_characters >= BATCH_CHARACTERS:
+        is_full = len(self._waiting) >= BATCH_DOCUMENTS or self._num_characters >= BATCH_CHARACTERS
+        if is_full and not (self._manifest.has_pairs and len(self._waiting) % 2):
             self.flush()
 
     def flush(self) -> None:
@@ -189,13 +192,16 @@ class _Comparer:
 
     def _encode(self, documents: list[SourceDocument]) -> tuple[IntArray, npt.NDArray[np.int32], Weights | None]:
         texts = [text for text, _ in documents]
+        bos_id, eos_id = self._policy.bos_id, self._policy.eos_id
+        trained = [some for _, some in documents if some is not None]
+        if self._manifest.has_pairs:
+            ids = {"bos_id": bos_id, "eos_id": eos_id}
+            return assemble_pairs(texts, trained, self._reference.encode, **ids, dtype=np.int64)[:3]
         encoded = self._reference.encode(texts)
         if self._aligner is None:
             vocab_size = self._manifest.tokenizer.vocab_size
             return *surround(encoded, self._policy, dtype=np.int64, vocab_size=vocab_size), None
-        trained = [some for _, some in documents if some is not None]
         weights = weigh_tokens(texts, trained, encoded, self._aligner)
-        bos_id, eos_id = self._policy.bos_id, self._policy.eos_id
         return assemble(encoded, weights, trained, bos_id=bos_id, eos_id=eos_id, dtype=np.int64)
 
     def _compare(self, task: StoredTask, row: int, expected: IntArray, weights: Weights | None) -> None:

@@ -90,6 +90,8 @@ def choose_documents(manifest: Manifest, every: bool) -> dict[str, npt.NDArray[n
         mine = spread[(spread >= first) & (spread < stop)] - first
         if len(shards) <= MOST_EDGE_SHARDS:
             mine = np.unique(np.concatenate([mine, [0, shard.num_documents - 1]]))
+        if manifest.has_pairs:
+            mine = np.unique(np.concatenate([mine // 2 * 2, mine // 2 * 2 + 1]))
         chosen[shard.name] = mine
         first = stop
     return chosen
@@ -180,6 +182,9 @@ class SourceReader:
         for batch in batches:
             stop = int(np.searchsorted(positions, batch.positions[-1], "right")) if len(batch.positions) else row
             places = np.searchsorted(batch.positions, positions[row:stop])
+            if batch.per_record == 2:
+                # Both texts of a pair are at one position, and both are looked for.
+                places += np.arange(len(places)) % 2
             found = batch.positions[places] == positions[row:stop]
             self._num_found += int(found.sum())
             for place, is_there in zip(places.tolist(), found.tolist(), strict=True):
