@@ -149,7 +149,7 @@ def test_conversations_whose_turns_end_with_eos_are_refused(chatml: Path, tmp_pa
 
 
 def test_an_eos_that_the_template_writes_counts(tmp_path: Path, chatml: Path) -> None:
-    template = "{% for m in messages %}{{ m.content + ' ' }}{% endfor %}{{ eos_token }}"
+    template = "{% for m in messages %}{{ m.content + (eos_token if m.role == 'assistant' else ' ') }}{% endfor %}"
     (tmp_path / "one.jinja").write_text(template)
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
     (tmp_path / "one.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
