@@ -133,7 +133,9 @@ def test_a_field_that_no_record_has_is_an_error(tmp_path: Path) -> None:
     for arguments in (["estimate", tmp_path / "a.jsonl"], ["tokenize", tmp_path / "a.jsonl", "-o", "out", "--dry-run"]):
         done = tokenmill(*arguments, "--tokenizer", "bytes", cwd=tmp_path)
         assert done.returncode == 1
-        said = "a.jsonl: none of the 3 records that were read can be tokenized: no field 'text'; the record has 'content'"
+        said = (
+            "a.jsonl: none of the 3 records that were read can be tokenized: no field 'text'; the record has 'content'"
+        )
         assert said in " ".join(done.stderr.split())
 
 

@@ -25,7 +25,7 @@ UNREADABLE = {"damaged", "invalid-utf8", "malformed-json", "not-an-object"}
 
 
 def field_is_missing(rejects: Mapping[str, int]) -> str | None:
-    """The reason that shows it, given why the records of a whole file were rejected; None if a wrong flag is not why."""
+    """Given why the records of a whole file were rejected, the reason that shows a wrong flag; None without one."""
     reason = max(LACKING & rejects.keys(), key=lambda name: rejects[name], default=None)
     lacking = sum(rejects.get(name, 0) for name in LACKING)
     return reason if rejects.keys() <= LACKING | UNREADABLE and lacking >= FILE_RECORDS else None
