@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -146,10 +146,11 @@ def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Man
     gate = journal.gate()
     if gate is None:
         raise StoreError(f"{journal.folder} has no result of the parity gate; run the same tokenize command again")
-    _check_kept(journal, records, saved.plan.inputs)
+    rejects = sum((Counter(record.rejects) for record in records), Counter[str]())
+    if rejects:
+        _check_kept(journal, records, rejects, saved.plan.inputs)
     journal.sweep_all(records)
     store = journal.store
-    rejects = _count_rejects(records)
     files = {}
     if rejects:
         files[REJECTS] = _join_rejects(journal, records, saved.plan.inputs)
@@ -197,10 +198,10 @@ def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Man
     return msgspec.json.decode(data, type=Manifest)
 
 
-def _check_kept(journal: Journal, records: list[TaskRecord], inputs: list[InputFile]) -> None:
+def _check_kept(
+    journal: Journal, records: list[TaskRecord], rejects: Mapping[str, int], inputs: list[InputFile]
+) -> None:
     """Raise if every document was rejected, or if no record of a file has the text: that would look like a success."""
-    if not (rejects := _count_rejects(records)):
-        return
     if not any(record.shards for record in records):
         reason = min(rejects, key=lambda name: (-rejects[name], name))
         first = _first_reject(journal, records, reason)
@@ -211,16 +212,11 @@ def _check_kept(journal: Journal, records: list[TaskRecord], inputs: list[InputF
     of_one_file = (record for record in records if len(record.inputs) == 1)
     for number, parts in groupby(of_one_file, key=lambda record: record.input):
         own = list(parts)
-        missing = None if any(record.shards for record in own) else field_is_missing(_count_rejects(own))
+        if any(record.shards for record in own):
+            continue
+        missing = field_is_missing(sum((Counter(record.rejects) for record in own), Counter[str]()))
         if missing is not None:
             raise missing_field(inputs[number], _first_reject(journal, own, missing).detail)
-
-
-def _count_rejects(records: Iterable[TaskRecord]) -> Counter[str]:
-    rejects: Counter[str] = Counter()
-    for record in records:
-        rejects.update(record.rejects)
-    return rejects
 
 
 def _first_reject(journal: Journal, records: Iterable[TaskRecord], reason: str) -> StoredReject:
