@@ -84,8 +84,7 @@ def load(
         for leaf in rows.leaves():
             check_vocabulary(leaf.documents.name, leaf.documents.vocab_size, vocab_size)
     else:
-        # Only whole shards have checksums.
-        if is_remote(source) and (shuffle == BLOCKS or settings.get("verify") is not None):
+        if is_remote(source) and shuffle == BLOCKS:
             remote.setdefault("fetch", "shard")
         documents = _find_documents(source, split, remote)
         check_vocabulary(documents.name, documents.vocab_size, vocab_size)

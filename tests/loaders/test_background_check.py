@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import multiprocessing
 import os
+import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -97,10 +101,10 @@ def test_sound_files_are_read_once_per_machine(tmp_path: Path) -> None:
 
 
 def test_files_that_were_mapped_before_are_checked(tmp_path: Path) -> None:
-    store = tm.open(make_store(tmp_path / "tok", DOCUMENTS))
+    make_store(tmp_path / "tok", DOCUMENTS)
+    flip(next(tmp_path.glob("tok/train/*.bin")))
+    store = tm.open(tmp_path / "tok")
     step_for(tm.load(store, seq_len=16, batch_size=2), 0.05)
-    with next(Path(store.path).glob("train/*.bin")).open("r+b") as file:
-        file.write(b"\xff")
     with pytest.raises(StoreError, match="is damaged"):
         step_for(tm.load(store, seq_len=16, batch_size=2, verify="background"))
 
@@ -126,21 +130,92 @@ def test_a_cache_that_cannot_be_written_costs_only_the_memory(tmp_path: Path, mo
         step_for(tm.load(store, seq_len=16, batch_size=2, verify="background"))
 
 
-def test_a_damaged_copy_in_the_cache_of_a_bucket_is_noticed(tmp_path: Path, s3: str) -> None:
-    bucket, prefix = split_url(f"{s3}/tok")
+def test_an_iteration_that_ends_has_been_checked(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "tok", DOCUMENTS, num_shards=9)
+    loader = tm.load(store, seq_len=16, batch_size=2, epochs=1, verify="background")
+    assert len(list(loader)) == len(loader)
+    assert len(remembered(tmp_path)) == 9
+    flip(next(store.glob("train/*.bin")))
+    with pytest.raises(StoreError, match="is damaged"):
+        list(tm.load(store, seq_len=16, batch_size=2, epochs=1, verify="background"))
+
+
+def test_a_forked_process_checks_what_its_parent_had_opened(tmp_path: Path) -> None:
     store = make_store(tmp_path / "tok", DOCUMENTS)
+    flip(next(store.glob("train/*.bin")))
+    folder = tmp_path / "cache" / background_check.CHECKED
+    folder.mkdir(parents=True)
+    with (folder / f"{platform.node()}.lock").open("wb") as lock:
+        # The parent's own check has to wait, so that it can tell the child nothing.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        loader = tm.load(store, seq_len=16, batch_size=2, verify="background")
+        next(iter(loader))
+
+        def ends_with_an_error() -> None:
+            try:
+                step_for(loader)
+            except StoreError:
+                os._exit(77)
+
+        child = multiprocessing.get_context("fork").Process(target=ends_with_an_error)
+        child.start()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        child.join(SECONDS)
+    assert child.exitcode == 77
+
+
+def test_a_file_that_cannot_be_checked_is_not_sound_and_ends_no_thread() -> None:
+    class Unreadable(NamedTuple):
+        name: str
+
+        def key(self) -> str | None:
+            return None
+
+        def find_damage(self, _look: Callable[[memoryview], None]) -> str | None:
+            raise ValueError("no reader for it")
+
+    for _ in range(2):
+        check = background_check.BackgroundCheck()
+        check.touch(Unreadable("the-file"))
+        check.wait()
+        assert check.damage == "the-file could not be compared with its checksum: ValueError no reader for it"
+
+
+def upload(store: Path, url: str) -> None:
+    bucket, prefix = split_url(url)
     for path in sorted(path for path in store.rglob("*") if path.is_file()):
         bucket.upload(f"{prefix}/{path.relative_to(store).as_posix()}", path)
+
+
+@pytest.mark.parametrize("settings", [{"fetch": "range"}, {"cache_bytes": 30_000}, {"fetch": "range", "prefetch": 2}])
+def test_a_damaged_object_of_which_ranges_are_read_is_noticed(
+    settings: dict[str, Any], tmp_path: Path, s3: str
+) -> None:
+    store = make_store(tmp_path / "tok", DOCUMENTS, num_shards=3)
+    upload(store, f"{s3}/sound")
+    load = {"seq_len": 16, "batch_size": 2, "verify": "background", **settings}
+    list(tm.load(f"{s3}/sound", epochs=1, **load))
+    objects = [line for line in remembered(tmp_path) if line.endswith(".bin") and f"{s3}/sound/train/" in line]
+    assert len(objects) == 3
+    flip(sorted(store.glob("train/*.bin"))[1])
+    upload(store, f"{s3}/tok")
+    with pytest.raises(StoreError, match=rf"{s3}/tok/train/.*\.bin is damaged: its checksum is \w+, not \w+; upload"):
+        step_for(tm.load(f"{s3}/tok", **load))
+
+
+def test_a_damaged_copy_in_the_cache_of_a_bucket_is_noticed(tmp_path: Path, s3: str) -> None:
+    store = make_store(tmp_path / "tok", DOCUMENTS)
+    upload(store, f"{s3}/tok")
     step_for(tm.load(f"{s3}/tok", seq_len=16, batch_size=2), 0.3)
     deadline = time.monotonic() + SECONDS
     while not (copies := list(tmp_path.glob("cache/*/tok/train/*.bin"))):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     flip(copies[0], keep_time=True)
-    with pytest.raises(StoreError, match=r"cache/.*\.bin is damaged"):
+    with pytest.raises(StoreError, match=r"cache/.*\.bin is damaged: .*; remove this copy, and it is downloaded again"):
         step_for(tm.load(f"{s3}/tok", seq_len=16, batch_size=2, verify="background"))
-    with pytest.raises(UsageError, match="needs whole shards, and fetch='range' reads parts"):
-        tm.load(f"{s3}/tok", seq_len=16, batch_size=2, verify="background", fetch="range")
+    copies[0].unlink()
+    step_for(tm.load(f"{s3}/tok", seq_len=16, batch_size=2, verify="background"), 0.3)
 
 
 def test_what_has_no_checksum_is_refused(tmp_path: Path) -> None:

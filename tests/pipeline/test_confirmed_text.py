@@ -118,6 +118,41 @@ def test_fail_writes_no_manifest_and_skip_resumes_without_the_damaged_frame(task
     assert {file.name for file in store.path.rglob("*")} == {file.name for file in new.path.rglob("*")}
 
 
+@TASK_BYTES
+def test_what_keep_damaged_kept_stays_out_of_a_run_without_it(task_bytes: int, tmp_path: Path) -> None:
+    data = _zstd(jsonl(TEXTS))
+    (tmp_path / "a.jsonl.zst").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    (tmp_path / "b.jsonl").write_bytes(b"not JSON")
+    flags = {"tokenizer": "bytes", "task_bytes": task_bytes, "workers": 1}
+    inputs = [str(tmp_path / "a.jsonl.zst"), str(tmp_path / "b.jsonl")]
+    unfinished, finished, message = tmp_path / "unfinished", tmp_path / "finished", "made with --on-error keep-damaged"
+    with pytest.raises(tm.TokenmillError, match="--max-errors 1"):
+        tokenize_here(inputs, unfinished, on_error="keep-damaged", max_errors=1, **flags)
+    if Journal(unfinished).names():
+        with pytest.raises(tm.StoreError, match=message):
+            tokenize_here(inputs, unfinished, on_error="skip", **flags)
+    store = tokenize_here(inputs, finished, on_error="keep-damaged", **flags)
+    assert store.manifest.settings["on-error"] == "keep-damaged"
+    for mode in ("skip", "fail"):
+        with pytest.raises(tm.StoreError, match=message):
+            tokenize_here(inputs, finished, on_error=mode, **flags)
+    assert tokenize_here(inputs, unfinished, on_error="keep-damaged", **flags).manifest.splits == store.manifest.splits
+
+
+@TASK_BYTES
+def test_keep_damaged_continues_a_run_that_rejected_nothing_for_damage(task_bytes: int, tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.jsonl.zst", "zst", 1)
+    flags = {"tokenizer": "bytes", "task_bytes": task_bytes, "workers": 2}
+    new = tokenize_here(path, tmp_path / "new", on_error="keep-damaged", **flags)
+    with pytest.raises(tm.DataError):
+        tokenize_here(path, tmp_path / "out", **flags)
+    tokenize_here(path, tmp_path / "out", on_error="keep-damaged", **flags)
+    assert snapshot(tmp_path / "out") == snapshot(new.path)
+    tokenize_here(path, tmp_path / "skipped", on_error="skip", **flags)
+    with pytest.raises(tm.StoreError, match="without --on-error keep-damaged, and left damaged text out"):
+        tokenize_here(path, tmp_path / "skipped", on_error="keep-damaged", **flags)
+
+
 def test_many_damaged_files_of_one_task_are_left_out_at_once(tmp_path: Path) -> None:
     for number in range(20):
         _write(tmp_path / f"{number:02d}.jsonl.gz", "gz", 2 if number % 3 == 0 else None, seed=number)

@@ -478,6 +478,19 @@ def test_a_run_that_rejects_every_document_publishes_no_store(tmp_path: Path) ->
     assert "5 in = 3 out + 2 rejects" in done.stdout
 
 
+def test_a_file_without_the_field_is_an_error_where_each_part_has_few_records(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    good.write_bytes(_lines(ONE))
+    bad.write_bytes(b'{"content": "%s", "url": "u"}\n' % (b"x" * 20_000) * 60)
+    flags: dict[str, Any] = {"tokenizer": "bytes", "on_error": "skip", "workers": 1, "task_bytes": 100_000}
+    with pytest.raises(tm.DataError, match=r"bad\.jsonl: no record that was read has the text: no field 'text'"):
+        tokenize_here([str(good), str(bad)], tmp_path / "out", **flags)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    bad.write_bytes(bad.read_bytes() + _lines(ONE))
+    store = tokenize_here([str(good), str(bad)], tmp_path / "out", overwrite=True, **flags)
+    assert store.manifest.rejects == {"missing-field": 60}
+
+
 def test_the_last_rank_says_that_every_document_was_rejected(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_bytes(_without_text(5))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,30 @@ def test_a_loader_goes_on_when_equal_files_take_the_place_of_its_own(tmp_path: P
     for path in store.glob("train/*"):
         os.utime(path)
     assert sum(1 for _ in batches) == len(loader) - 1
+
+
+def test_a_mapped_file_that_is_overwritten_in_place_ends_the_loader(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "tok", OLD, num_shards=8)
+    make_store(tmp_path / "other", NEW, num_shards=8)
+    batches = iter(tm.load(store, seq_len=10, batch_size=1))
+    for _ in range(1000):
+        next(batches)
+    for path in sorted(store.glob("train/*.bin")):
+        shutil.copyfile(tmp_path / "other" / "train" / path.name, path)
+    with pytest.raises(StoreError, match=r"shard-.* was replaced or changed while the store was open"):
+        list(zip((time.sleep(0.005) for _ in range(1000)), batches, strict=False))
+
+
+def test_a_mapped_file_with_other_times_and_the_same_bytes_disturbs_nothing(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "tok", OLD, num_shards=8)
+    batches = iter(tm.load(store, seq_len=10, batch_size=1))
+    for number in range(300):
+        if number % 50 == 10:
+            for path in store.glob("train/*"):
+                os.utime(path)
+                path.chmod(0o600)
+        assert set(next(batches).inputs.ravel().tolist()) == {1}
+        time.sleep(0.002)
 
 
 def test_a_store_is_not_replaced_on_its_way_to_another_process(tmp_path: Path) -> None:

@@ -128,6 +128,17 @@ def test_text_that_stands_for_much_is_encoded_as_much_more(
     assert found.tokens.value == pytest.approx(tokens, rel=0.03)
 
 
+def test_a_field_that_no_record_has_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"content": "text"}\n' * 3)
+    for arguments in (["estimate", tmp_path / "a.jsonl"], ["tokenize", tmp_path / "a.jsonl", "-o", "out", "--dry-run"]):
+        done = tokenmill(*arguments, "--tokenizer", "bytes", cwd=tmp_path)
+        assert done.returncode == 1
+        said = (
+            "a.jsonl: none of the 3 records that were read can be tokenized: no field 'text'; the record has 'content'"
+        )
+        assert said in " ".join(done.stderr.split())
+
+
 def test_supervised_data_is_rendered_first(tmp_path: Path, tiny_tokenizer: Path) -> None:
     texts = [text for text in make_texts(600, seed=3) if text]
     path = tmp_path / "a.jsonl"

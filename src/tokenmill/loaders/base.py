@@ -106,11 +106,8 @@ class Loader:
     def _start_check(self, verify: str) -> BackgroundCheck:
         one_of(verify, ["background"], "verify")
         for leaf in self.rows.leaves():
-            table = leaf.documents.table
-            if not table.files.have_checksums:
+            if not leaf.documents.table.files.have_checksums:
                 raise UsageError(f"verify={verify!r} needs checksums, and {leaf.documents.name} has none; leave it out")
-            if table.reads_ranges:
-                raise UsageError(f"verify={verify!r} needs whole shards, and fetch='range' reads parts; leave it out")
         return BackgroundCheck()
 
     def _watch_files(self) -> None:
@@ -124,6 +121,11 @@ class Loader:
         """Raise if a file that batches came from is damaged."""
         if self._check is not None and self._check.damage is not None:
             raise StoreError(self._check.damage)
+
+    def _look_at_files(self) -> None:
+        """Raise if a mapped file was changed in place."""
+        for leaf in self.rows.leaves():
+            leaf.documents.table.files.look_again()
 
     def _settle(self) -> None:
         """Find the first row at which no batch begins; it is unknown while text is being tokenized."""
@@ -225,6 +227,9 @@ class Loader:
                     self._next_row, self._has_ended = min(self._next_row, self._num_rows or 0), True
                 yield batches.pop()
         self._has_ended = True
+        if self._check is not None:
+            self._check.wait()
+            self._check_files()
 
     def _chunks(self, row: int) -> Iterator[list[Any]]:
         """Yield lists of batches from a row on; if rows come from a disk or a bucket, read the next ones ahead."""
@@ -239,6 +244,7 @@ class Loader:
                     coming.append(following)
             batches = self._deliver(chunk.fill(self._pool))
             self._check_files()
+            self._look_at_files()
             disk.observe(chunk.stop - chunk.start)
             # Keep no reference to a filled chunk, or its memory could not be reused.
             del chunk

@@ -159,6 +159,7 @@ class TfLoader(Loader):
     def _chunk(self, row: int, num_batches: int, *, is_blank: bool = False) -> Chunk:
         """Fill some batches from a row on, fewer at the end, or blank ones that no one will use."""
         self._watch_files()
+        self._look_at_files()
         count = num_batches if is_blank else min(num_batches, self._num_left(row))
         return self._resolve(row, count, is_blank=is_blank).fill(self._pool)
 

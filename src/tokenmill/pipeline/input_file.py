@@ -268,7 +268,7 @@ class TextStream:
             data = self._documents.read(size) if size else b""
         except DamagedInput as damage:
             if self._confirmed_only and not self._is_sound():
-                advice = "get the file again, or leave these bytes out with --on-error skip"
+                advice = "get the file again, or tokenize it with --on-error skip, which leaves these bytes out"
                 raise UnconfirmedText(self._file.shown, f"{self.describe(damage)}; {advice}") from None
             raise
         finally:

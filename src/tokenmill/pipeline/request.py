@@ -21,7 +21,7 @@ from tokenmill.errors import UsageError
 from tokenmill.inputs import DEFAULT_TEXT_KEY
 from tokenmill.machine import parse_bytes
 from tokenmill.pipeline.input_file import InputFile, default_task_bytes
-from tokenmill.pipeline.settings import OnError, Settings, TokenPolicy
+from tokenmill.pipeline.settings import KEEP_DAMAGED, OnError, Settings, TokenPolicy
 from tokenmill.readers.base import ReadOptions
 from tokenmill.remote.object_request import SCHEMES
 from tokenmill.supervision.options import DEFAULT_TEMPLATE, PAIR_TEMPLATE, Supervision, parse_choices
@@ -306,6 +306,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
             seed=self.seed,
             limit=self.limit,
             task_bytes=task_bytes,
+            keeps_damaged=self.on_error == KEEP_DAMAGED,
         )
         settings.check()
         return settings

@@ -1,7 +1,7 @@
 """The content flags of a run: together with the inputs they decide every byte of the store.
 
-A run that resumes another must have the same settings. Run flags (workers, memory, --on-error) may change from one
-attempt to the next; they stay in the `Request`.
+A run that resumes another must have the same settings. Run flags (workers, memory, --max-errors) may change from one
+attempt to the next; they stay in the `Request`. Of --on-error, only keep-damaged decides bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from tokenmill.supervision.preferences import PairRenderer
 from tokenmill.supervision.prompts import PromptRenderer
 from tokenmill.supervision.renderer import Renderer
 
-__all__ = ["Settings", "TokenPolicy", "supervision_of"]
+__all__ = ["KEEP_DAMAGED", "ON_ERROR", "Settings", "TokenPolicy", "supervision_of"]
 
 OnError = Literal["fail", "skip", "keep-damaged"]
+ON_ERROR, KEEP_DAMAGED = "on-error", "keep-damaged"
 _SUPERVISION_FLAGS = {
     "messages-key": "messages_key",
     "prompt-key": "prompt_key",
@@ -67,6 +68,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     limit: int | None = None
     task_bytes: int
+    keeps_damaged: bool = False
+    """Whether text that no checksum confirms is kept."""
 
     def flags(self) -> dict[str, Any]:
         """Return the settings by flag name, for messages and the manifest."""
@@ -87,6 +90,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "limit": self.limit,
             "task-bytes": self.task_bytes,
         }
+        if self.keeps_damaged:
+            flags[ON_ERROR] = KEEP_DAMAGED
         if self.supervision is not None:
             flags |= {flag: getattr(self.supervision, name) for flag, name in _SUPERVISION_FLAGS.items()}
             chosen = msgspec.to_builtins(self.supervision)

@@ -2,7 +2,8 @@
 
 A file has the same relative path in the cache as in the store, so that all code which reads stores finds it there.
 `RemoteShardCache` downloads a file before it is mapped, or reads ranges of it from the bucket. Whole files are compared
-with the checksums of the manifest; ranges cannot be, so their lengths and the object's ETag are checked.
+with the checksums of the manifest; ranges cannot be, so their lengths and the object's ETag are checked, and
+`verify="background"` reads the whole object.
 """
 
 from __future__ import annotations
@@ -10,22 +11,23 @@ from __future__ import annotations
 import contextlib
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
 from tokenmill.arguments import is_remote, one_of, path_of, show
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.machine import parse_bytes
-from tokenmill.remote.bucket import ObjectInfo, split_url
+from tokenmill.remote.bucket import Bucket, ObjectInfo, split_url
 from tokenmill.remote.cache import Cache, CacheEntry
 from tokenmill.remote.fetcher import Fetcher
 from tokenmill.remote.object_request import describe_endpoint
 from tokenmill.remote.ranges import AHEAD_BYTES, ByteRange, RangeReader
 from tokenmill.remote.remote_errors import NoSuchObject, ServerUnreachable
+from tokenmill.store.background_check import CheckedFile, LocalFile
 from tokenmill.store.manifest import MANIFEST, FileInfo, Manifest, decode_manifest
 from tokenmill.store.store import LOADED, Split, TokenStore, check_manifest
 from tokenmill.store.table import read_into
@@ -202,11 +204,6 @@ class RemoteShardCache:
         """The size of the cache."""
         return self._cache.max_bytes
 
-    @property
-    def reads_ranges(self) -> bool:
-        """Whether the store is loaded by range."""
-        return self._store.fetch == "range"
-
     def _has_object(self, key: str) -> bool:
         return self._cache.has(self._store.entry_of_object(key))
 
@@ -259,7 +256,7 @@ class RemoteShardCache:
         if self._downloads_all:
             self.prefetch(list(missing))
 
-    def read_into(self, path: str, buffer: memoryview, offset: int) -> None:
+    def read_into(self, path: str, buffer: memoryview, offset: int) -> CheckedFile:
         """Fill a buffer from the file in the cache, or from the bucket."""
         file = self._store.entry(path)
         self._fetcher.raise_failure(file)
@@ -276,11 +273,12 @@ class RemoteShardCache:
         if self._cache.has(file):
             with contextlib.suppress(StoreError):  # it may be evicted at this moment
                 read_into(path, buffer, offset)
-                return
+                return LocalFile(path, FileInfo(file.info.num_bytes, file.xxh3), is_copy=True)
         if len(buffer) <= PIECE_BYTES:
             buffer[:] = self._ranges.read(byte_range, file.info.num_bytes)
         else:
             self._read_pieces(file, buffer, offset)
+        return _RemoteFile(self._store.bucket, file, self._fetcher)
 
     def _read_pieces(self, file: CacheEntry, buffer: memoryview, offset: int) -> None:
         """Read a long range by many requests, several of them at once."""
@@ -291,3 +289,35 @@ class RemoteShardCache:
         self._ranges.prefetch(pieces, {file.info.key: file.info.num_bytes})
         for piece in pieces:
             buffer[piece.start - offset : piece.stop - offset] = self._ranges.read(piece, file.info.num_bytes)
+
+
+class _RemoteFile(NamedTuple):
+    """An object of which ranges were read: no checksum covers them, so the whole of it is read once."""
+
+    bucket: Bucket
+    entry: CacheEntry
+    fetcher: Fetcher
+
+    @property
+    def name(self) -> str:
+        return self.bucket.url(self.entry.info.key)
+
+    def key(self) -> str | None:
+        info = self.bucket.head(self.entry.info.key)
+        return f"{self.entry.xxh3} {info.num_bytes} {info.etag} {self.name}" if info.etag is not None else None
+
+    def find_damage(self, look: Callable[[memoryview], None]) -> str | None:
+        # A download compares the checksum.
+        self.fetcher.wait_for(self.entry)
+        self.fetcher.raise_failure(self.entry)
+        if self.fetcher.cache.has(self.entry):
+            return None
+        digest, info = xxhash.xxh3_64(), self.bucket.head(self.entry.info.key)
+        for start in range(0, info.num_bytes, PIECE_BYTES):
+            piece = self.bucket.read_range(info, start, min(start + PIECE_BYTES, info.num_bytes))
+            digest.update(piece)
+            look(piece)
+        found = digest.hexdigest()
+        if found == self.entry.xxh3:
+            return None
+        return f"{self.name} is damaged: its checksum is {found}, not {self.entry.xxh3}; upload it again"

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tokenmill.errors import StoreError
 from tokenmill.regular_files import regular_descriptor
 from tokenmill.store import mapping
+from tokenmill.store.background_check import CheckedFile
 from tokenmill.store.manifest import RESTORE
 from tokenmill.store.mapping import MappedFile, everywhere, let_go, will_need
 from tokenmill.store.opened_files import OpenedFiles
@@ -41,10 +42,6 @@ class ShardCache(Protocol):
     def room_bytes(self) -> int:
         """How many bytes of files the cache may hold."""
 
-    @property
-    def reads_ranges(self) -> bool:
-        """Whether parts of files are read where the whole is not needed."""
-
     def pin(self, path: str) -> bool:
         """Keep a file from being evicted, so that it can be mapped; False if it is not here."""
 
@@ -57,8 +54,8 @@ class ShardCache(Protocol):
     def prefetch_ranges(self, paths: Sequence[str], starts: Sequence[int], stops: Sequence[int]) -> None:
         """Announce the byte ranges that will be read, in this order."""
 
-    def read_into(self, path: str, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes of a file from `offset` on, from the cache or by range."""
+    def read_into(self, path: str, buffer: memoryview, offset: int) -> CheckedFile:
+        """Fill a buffer with the bytes of a file from `offset` on; return where they came from."""
 
 
 class ShardTable:
@@ -190,11 +187,6 @@ class ShardTable:
             cache.fetch([path])
         return path
 
-    @property
-    def reads_ranges(self) -> bool:
-        """Whether parts of remote shards are read, which no checksum covers."""
-        return any(cache.reads_ranges for cache in set(self._caches) if cache is not None)
-
     def _token_path(self, shard: int) -> str:
         return self.stems[shard] + self._suffixes[shard]
 
@@ -271,7 +263,7 @@ class ShardTable:
             if cache is None:
                 read_into(path, buffer, offset, self._confirm(shard, self._suffixes[shard]))
             else:
-                cache.read_into(path, buffer, offset)
+                self.files.touch(cache.read_into(path, buffer, offset))
         return tokens
 
     def _map_tokens(self, shards: Integers) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,7 @@ from tokenmill.pipeline.journal.locks import Holder, find_directory, find_holder
 from tokenmill.pipeline.journal.mirror import pulled
 from tokenmill.pipeline.plan.ranks import Share, join_ranks, membership, ownership
 from tokenmill.pipeline.plan.tasks import Plan
+from tokenmill.pipeline.text_field import field_is_missing, missing_field
 from tokenmill.regular_files import MOST_JSON_BYTES, open_regular
 from tokenmill.remote.paths import input_path
 from tokenmill.store.manifest import (
@@ -144,12 +146,11 @@ def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Man
     gate = journal.gate()
     if gate is None:
         raise StoreError(f"{journal.folder} has no result of the parity gate; run the same tokenize command again")
-    _check_any_kept(journal, records, saved.plan.inputs)
+    rejects = sum((Counter(record.rejects) for record in records), Counter[str]())
+    if rejects:
+        _check_kept(journal, records, rejects, saved.plan.inputs)
     journal.sweep_all(records)
     store = journal.store
-    rejects: Counter[str] = Counter()
-    for record in records:
-        rejects.update(record.rejects)
     files = {}
     if rejects:
         files[REJECTS] = _join_rejects(journal, records, saved.plan.inputs)
@@ -199,22 +200,32 @@ def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Man
     return msgspec.json.decode(data, type=Manifest)
 
 
-def _check_any_kept(journal: Journal, records: list[TaskRecord], inputs: list[InputFile]) -> None:
-    """Raise if every document was rejected: an empty store would look like a success."""
-    rejects: Counter[str] = Counter()
-    for record in records:
-        rejects.update(record.rejects)
-    if not rejects or any(record.shards for record in records):
-        return
-    reason = min(rejects, key=lambda name: (-rejects[name], name))
+def _check_kept(
+    journal: Journal, records: list[TaskRecord], rejects: Mapping[str, int], inputs: list[InputFile]
+) -> None:
+    """Raise if every document was rejected, or if no record of a file has the text: that would look like a success."""
+    if not any(record.shards for record in records):
+        reason = min(rejects, key=lambda name: (-rejects[name], name))
+        first = _first_reject(journal, records, reason)
+        raise TokenmillError(
+            f"all {sum(rejects.values()):,} documents were rejected, {rejects[reason]:,} of them as {reason}, so there "
+            f"is no store; {inputs[first.input].shown}: {first.detail}; with other flags, run again with --overwrite"
+        )
+    of_one_file = (record for record in records if len(record.inputs) == 1)
+    for number, parts in groupby(of_one_file, key=lambda record: record.input):
+        own = list(parts)
+        if any(record.shards for record in own):
+            continue
+        missing = field_is_missing(sum((Counter(record.rejects) for record in own), Counter[str]()))
+        if missing is not None:
+            raise missing_field(inputs[number], _first_reject(journal, own, missing).detail)
+
+
+def _first_reject(journal: Journal, records: Iterable[TaskRecord], reason: str) -> StoredReject:
     path = next(journal.rejects_path(record.name) for record in records if reason in record.rejects)
     with open_regular(path) as lines:
         stored = (msgspec.json.decode(line, type=StoredReject) for line in lines)
-        first = next(reject for reject in stored if reject.reason == reason)
-    raise TokenmillError(
-        f"all {sum(rejects.values()):,} documents were rejected, {rejects[reason]:,} of them as {reason}, so there is "
-        f"no store; {inputs[first.input].shown}: {first.detail}; with other flags, run again with --overwrite"
-    )
+        return next(reject for reject in stored if reject.reason == reason)
 
 
 def finish_store(store: str | Path) -> Manifest:

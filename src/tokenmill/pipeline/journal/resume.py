@@ -23,6 +23,7 @@ from tokenmill.pipeline.journal.mirror import file_sizes
 from tokenmill.pipeline.plan.prepare import Prepared
 from tokenmill.pipeline.plan.ranks import Share, membership
 from tokenmill.pipeline.plan.tasks import Plan, Stream, Task, make_plan
+from tokenmill.pipeline.settings import KEEP_DAMAGED, ON_ERROR
 from tokenmill.store.manifest import MANIFEST, Manifest, read_manifest
 
 __all__ = ["RunState", "begin_or_resume", "check_sizes", "find_finished", "is_same"]
@@ -117,7 +118,10 @@ def find_finished(store: Path, prepared: Prepared) -> Manifest | None:
         return None
     manifest = read_manifest(store)
     inputs = [(file.path, file.bytes, file.fingerprint) for file in manifest.inputs]
-    _refuse_differences(store, prepared, manifest.settings, inputs, manifest.tokenizer.name)
+    before = manifest.settings
+    if "damaged" not in manifest.rejects:
+        before = _keep_damaged_from_now_on(before, prepared)
+    _refuse_differences(store, prepared, before, inputs, manifest.tokenizer.name)
     return manifest
 
 
@@ -149,10 +153,15 @@ def _resume(journal: Journal, prepared: Prepared, own: Plan | None) -> RunState:
     """Keep the finished tasks, except those of inputs that were modified since and may have other content."""
     saved = journal.saved_plan()
     plan, before = saved.plan, saved.plan.inputs
-    _refuse_differences(journal.store, prepared, saved.settings, _identify(before))
+    settings = _keep_damaged_from_now_on(saved.settings, prepared)
+    if settings != saved.settings and any("damaged" in record.rejects for record in journal.records()):
+        settings = saved.settings
+    _refuse_differences(journal.store, prepared, settings, _identify(before))
     files = [_reconcile(old, new, journal.share) for old, new in zip(before, prepared.files, strict=True)]
-    if any(old.stamp != new.stamp for old, new in zip(before, files, strict=True)):
+    is_modified = any(old.stamp != new.stamp for old, new in zip(before, files, strict=True))
+    if is_modified:
         plan = msgspec.structs.replace(own or make_plan(files, prepared.settings), order={})
+    if is_modified or settings != saved.settings:
         journal.amend(SavedPlan(prepared.settings.flags(), plan))
     # Keep the saved tasks: another version of tokenmill might cut the inputs in other places.
     plan = msgspec.structs.replace(plan, inputs=files, order=own.order if own is not None else {})
@@ -178,6 +187,17 @@ def _resume(journal: Journal, prepared: Prepared, own: Plan | None) -> RunState:
         notes.append(f"continuing: {len(done):,} tasks are already done")
     journal.sweep(done.values())
     return RunState(plan, part, done, journal.ended_streams(files), tuple(notes))
+
+
+def _keep_damaged_from_now_on(before: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
+    """The settings of an earlier attempt, with those of this one for damage, where both would keep the same text.
+
+    A run that stopped at damage may go on with keep-damaged, as long as nothing was rejected for damage. The reverse
+    would leave altered text in the store. Ranks agree on it from the start, because any of them may write the manifest.
+    """
+    if prepared.settings.keeps_damaged and prepared.share.is_whole:
+        return {**before, ON_ERROR: KEEP_DAMAGED}
+    return before
 
 
 def _reconcile(old: InputFile, new: InputFile, share: Share) -> InputFile:
@@ -216,6 +236,11 @@ def _refuse_differences(
     if not prepared.share.is_whole:
         advice = f"Use another directory, or remove {store} and start all ranks again"
     # The task size follows from the sizes of the inputs, so a difference in the inputs is reported first.
+    if before.get(ON_ERROR) != now.get(ON_ERROR):
+        made = "with --on-error keep-damaged, and this run is without it"
+        if ON_ERROR not in before:
+            made = "without --on-error keep-damaged, and left damaged text out"
+        raise StoreError(f"{store} was made {made}. {advice}")
     differing = [flag for flag in now if before.get(flag) != now[flag] and flag != "task-bytes"]
     for flag in differing:
         old, value = before.get(flag), now[flag]

@@ -26,7 +26,7 @@ from tokenmill.errors import DataError
 from tokenmill.pipeline.input_file import InputFile, Render, Span, read_span
 from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.task.preview import Preview, TrainedPreview, check_trained, preview_document, preview_trained
-from tokenmill.pipeline.task.text_field import TextField
+from tokenmill.pipeline.text_field import TextField
 from tokenmill.readers import reader_for
 from tokenmill.readers.base import ReadOptions
 from tokenmill.remote.paths import input_path

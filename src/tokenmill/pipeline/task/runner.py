@@ -30,7 +30,7 @@ from tokenmill.pipeline.plan.tasks import Task
 from tokenmill.pipeline.settings import TokenPolicy
 from tokenmill.pipeline.task.output import TaskOutput
 from tokenmill.pipeline.task.streams import read_spool
-from tokenmill.pipeline.task.text_field import TextField
+from tokenmill.pipeline.text_field import TextField
 from tokenmill.readers.base import ExceedsMemory
 from tokenmill.store.shard import DTYPES, dtype_for
 from tokenmill.supervision.masks import Weights, assemble, weigh_tokens
@@ -135,7 +135,7 @@ class TaskRunner:
         reading = msgspec.structs.replace(self.job.settings.reading, **options)
         file = self.job.inputs[span.input]
         render = self._renderer.render if self._renderer is not None else None
-        confirmed_only = self.job.on_error != "keep-damaged"
+        confirmed_only = not self.job.settings.keeps_damaged
         if task.spool:
             batches = read_spool(file, task, reading, render)
         else:

@@ -59,7 +59,7 @@ def cut_tasks(job: Job, stream: Stream, slot: Callable[[int], Path | None]) -> I
         return path.open("r+b" if path.exists() else "w+b", buffering=0)
 
     consumed, reported = 0, 0.0
-    file, confirmed_only = job.inputs[stream.input], job.on_error != "keep-damaged"
+    file, confirmed_only = job.inputs[stream.input], not job.settings.keeps_damaged
     with closing(TextStream(file, job.settings.reading, stream.span, confirmed_only=confirmed_only)) as text:
         for cut in cut_stream(text, delimiter=text.reader.delimiter, task_bytes=job.settings.task_bytes, sink=sink):
             size, consumed = text.consumed - consumed, text.consumed

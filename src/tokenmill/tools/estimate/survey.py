@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.engines import Engine
+from tokenmill.errors import DataError
 from tokenmill.pipeline.input_file import InputFile, Render, Span, TextStream, read_span
 from tokenmill.pipeline.plan.prepare import Prepared
 from tokenmill.readers import reader_for
-from tokenmill.text_batch import TextBatch
+from tokenmill.text_batch import Reject, TextBatch
 
 __all__ = ["Rate", "Survey", "measure_rate"]
 
@@ -53,6 +54,7 @@ class Survey:
         self._mean_weight = self.disk_bytes / max(1, sum(file.bytes for file in files))
         self.snippets: list[str] = []
         self.num_text_bytes = self.num_rejects = 0
+        self.first_reject: tuple[InputFile, Reject] | None = None
         self.sizes = array("q")
         """Bytes of text of each document."""
         self.places: list[tuple[float, float, float]] = []
@@ -61,12 +63,12 @@ class Survey:
         self.notes: list[str] = []
 
     def read(self) -> None:
-        """Read all inputs, or as much of them as can be read in seconds."""
+        """Read all inputs, or as much of them as can be read in seconds; raise if no record of that has a text."""
         for number, (file, weight) in enumerate(zip(self._files, self._weights, strict=True)):
             started, num_places = time.perf_counter(), len(self.places)
             self._distance = max(SNIPPET_BYTES, self._mean_distance * self._mean_weight / weight)
             if self._reads_whole or file.bytes == 0:
-                self._count(read_span(file, Span(number), self._options, self._render), file.bytes)
+                self._count(file, read_span(file, Span(number), self._options, self._render), file.bytes)
             elif file.format == "parquet" or (file.compression == "none" and file.format in {"jsonl", "text"}):
                 self._read_places(number, file)
             else:
@@ -74,6 +76,10 @@ class Survey:
             if self._is_sampled:
                 self._weigh(num_places, file.bytes * weight)
             self.seconds += time.perf_counter() - started
+        if self.first_reject is not None and not self.sizes:
+            file, reject = self.first_reject
+            reason = f"none of the {self.num_rejects:,} records that were read can be tokenized: {reject.detail}"
+            raise DataError(file.shown, reason)
         if self._is_sampled:
             files = "1 file was" if len(self._files) == 1 else f"{len(self._files):,} files were"
             self._note(f"{files} looked at, and stand for all of the data set; the others may differ")
@@ -93,7 +99,7 @@ class Survey:
         for place in np.linspace(0, len(spans), wanted, endpoint=False).astype(int).tolist() if spans else ():
             start, stop = spans[place]
             batches = read_span(file, Span(number, start, stop), self._options, self._render)
-            self._count(batches, (stop - start) * file.bytes / last)
+            self._count(file, batches, (stop - start) * file.bytes / last)
 
     def _read_start(self, file: InputFile) -> None:
         """Read the first part of an input that can only be read front to back; each batch is one place."""
@@ -103,18 +109,20 @@ class Survey:
             for batch in stream.reader.read_stream(stream):
                 taken += batch.num_bytes
                 size, consumed = stream.consumed - consumed, stream.consumed
-                self._count([batch if self._render is None else self._render(batch)], size)
+                self._count(file, [batch if self._render is None else self._render(batch)], size)
                 if taken >= share:
                     self._note("only the first part of large compressed inputs was read; the rest may differ")
                     break
 
-    def _count(self, batches: Iterable[TextBatch], size: float) -> None:
+    def _count(self, file: InputFile, batches: Iterable[TextBatch], size: float) -> None:
         """Count the documents of one place, which is `size` bytes on disk."""
         documents = text_bytes = 0
         for batch in batches:
             documents += len(batch.texts)
             text_bytes += self._take(batch)
             self.num_rejects += sum(reject.num_documents for reject in batch.rejects)
+            if batch.rejects and self.first_reject is None:
+                self.first_reject = file, batch.rejects[0]
         self.num_text_bytes += text_bytes
         self.places.append((size, text_bytes, documents))
 

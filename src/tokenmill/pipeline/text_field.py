@@ -1,18 +1,19 @@
 """Stop a run with --on-error skip whose field for the text is wrong, instead of rejecting every record of a file.
 
 A few records without the field are rejects. A whole file without it, or a whole part of one that a task or the parity
-gate reads, is a wrong flag.
+gate reads, is a wrong flag. Where each part has few records, the rejects of the finished run show it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tokenmill.errors import DataError
 from tokenmill.pipeline.input_file import InputFile, Span
 from tokenmill.text_batch import Reject, TextBatch
 
-__all__ = ["TextField"]
+__all__ = ["TextField", "field_is_missing", "missing_field"]
 
 FILE_RECORDS, PART_RECORDS = 10, 100
 """How many records without the field show that the flag is wrong, if a whole file or a part of it has no others."""
@@ -21,6 +22,18 @@ MOST_RECORDS = 10_000
 LACKING = {"missing-field", "no-text-column"}
 UNREADABLE = {"damaged", "invalid-utf8", "malformed-json", "not-an-object"}
 """Reasons of records that do not show whether they have the field."""
+
+
+def field_is_missing(rejects: Mapping[str, int]) -> str | None:
+    """Given why the records of a whole file were rejected, the reason that shows a wrong flag; None without one."""
+    reason = max(LACKING & rejects.keys(), key=lambda name: rejects[name], default=None)
+    lacking = sum(rejects.get(name, 0) for name in LACKING)
+    return reason if rejects.keys() <= LACKING | UNREADABLE and lacking >= FILE_RECORDS else None
+
+
+def missing_field(file: InputFile, detail: str) -> DataError:
+    """The error about a file whose records lack the field."""
+    return DataError(file.shown, f"no record that was read has the text: {detail}")
 
 
 @dataclass
@@ -51,4 +64,4 @@ class TextField:
 
     def _check(self, least: int) -> None:
         if self.first is not None and not self.is_found and self.num_lacking >= least:
-            raise DataError(self.file.shown, f"no record that was read has the text: {self.first.detail}")
+            raise missing_field(self.file, self.first.detail)
