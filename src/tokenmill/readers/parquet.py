@@ -15,7 +15,7 @@ import numpy as np
 from tokenmill.arguments import show
 from tokenmill.arrow_types import as_text, column_path, find_type, holds_bytes, holds_strings, holds_text
 from tokenmill.errors import DataError
-from tokenmill.readers._allocation_limit import AllocationLimit
+from tokenmill.readers._arrow_memory import AllocationLimit, halve, use_system_allocator, without_dictionaries
 from tokenmill.readers._json_strings import is_utf8
 from tokenmill.readers.base import NO_LIMIT, ExceedsMemory, Reader, ReadOptions, as_kept, split_key
 from tokenmill.remote.paths import InputPath, RemotePath
@@ -26,8 +26,6 @@ __all__ = ["ParquetReader"]
 BATCH_BYTES = 1 << 20
 """Text per batch, estimated from the average row."""
 MOST_BATCH_ROWS = 8192
-MOST_BATCH_BYTES = 4 << 20
-"""A larger batch is cut in half."""
 MOST_EXPANDED_BYTES = 32 << 20
 """If all rows of a batch were the longest text of the dictionary."""
 FEW_BATCH_ROWS = 64
@@ -80,6 +78,8 @@ class ParquetReader(Reader):
         A damaged page is one reject for its row and the rest of its row group; pyarrow cannot skip a page. The other
         row groups are read. If there is no footer or no column of texts, one reject stands for all rows.
         """
+        if self._options.memory_bytes < NO_LIMIT:
+            use_system_allocator()
         try:
             file = _open(path)
         except _NoFooter as error:
@@ -158,17 +158,12 @@ class ParquetReader(Reader):
         self, path: InputPath, file: Any, group: _RowGroup, start: int, stop: int, most_rows: int
     ) -> Iterator[Any]:
         """Yield record batches of about `BATCH_BYTES` of text with exactly the rows of a group in `[start, stop)`."""
-        import pyarrow as pa
-
         keys = (*self._keys, *self._options.keep_keys)
         columns = [key for key in keys if find_type(file.schema_arrow, key) is not None]
         text_bytes = self._text_bytes(file.metadata.row_group(group.number))
         most_rows = min(most_rows, max(1, BATCH_BYTES * (group.stop - group.start) // max(1, text_bytes)))
         row = group.start
         limit = AllocationLimit(self._options.memory_bytes)
-        if self._options.memory_bytes < NO_LIMIT:
-            # pyarrow's own allocator reserves a gigabyte at a time, so it has memory that the limit does not see.
-            pa.set_memory_pool(pa.system_memory_pool())
         if most_rows * text_bytes > MOST_EXPANDED_BYTES:
             with limit():
                 longest = _longest_shared(path, file.metadata, group.number, columns)
@@ -179,10 +174,10 @@ class ParquetReader(Reader):
                 batch = next(batches, None)
                 if batch is None:
                     return
-                batch = _without_dictionaries(batch)
+                batch = without_dictionaries(batch)
             from_row, to_row = max(row, start), min(row + len(batch), stop)
             if from_row < to_row:
-                yield from _halve(batch.slice(from_row - row, to_row - from_row))
+                yield from halve(batch.slice(from_row - row, to_row - from_row))
             row += len(batch)
             if row >= stop:
                 return
@@ -247,24 +242,6 @@ def _longest_shared(path: InputPath, metadata: Any, group: int, columns: list[st
     shared = [c.dictionary for c in first.columns if isinstance(c, pa.DictionaryArray)] if first is not None else []
     lengths = [pc.max(pc.binary_length(values)).as_py() for values in shared if holds_text(values.type)]
     return max((length for length in lengths if length), default=0)
-
-
-def _without_dictionaries(rows: Any) -> Any:
-    """Write the values of columns that refer to a dictionary out, while memory is limited."""
-    import pyarrow as pa
-
-    columns = [c.dictionary_decode() if isinstance(c, pa.DictionaryArray) else c for c in rows.columns]
-    return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
-
-
-def _halve(rows: Any) -> Iterator[Any]:
-    """Cut rows until each part has about `BATCH_BYTES`; the average of their row group may have been much smaller."""
-    if len(rows) <= 1 or rows.nbytes <= MOST_BATCH_BYTES:
-        yield rows
-        return
-    middle = len(rows) // 2
-    yield from _halve(rows.slice(0, middle))
-    yield from _halve(rows.slice(middle))
 
 
 def _exceeds_memory(row: int) -> ExceedsMemory:

@@ -1,4 +1,4 @@
-"""Bound the memory that a library allocates in a call, where its file does not tell how much that will be.
+"""Bound the memory of what pyarrow reads: a file does not tell how much that will be.
 
 A Parquet file of 400 bytes can hold 20,000 references to one text of a megabyte, or a page of 2 GB. pyarrow allocates
 what the file says, row batch by row batch. With a limit of the process on its data, the allocation fails, pyarrow
@@ -11,10 +11,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tokenmill.machine import available_memory
 
-__all__ = ["AllocationLimit"]
+__all__ = ["AllocationLimit", "halve", "use_system_allocator", "without_dictionaries"]
+
+MOST_BATCH_BYTES = 4 << 20
+"""A larger batch is cut in half."""
 
 LEAST_BYTES, SHARE = 64 << 20, 2
 STATUS = Path("/proc/self/statm")
@@ -64,3 +68,31 @@ def _leave() -> None:
 
             resource.setrlimit(resource.RLIMIT_DATA, _limits_before)
             _limits_before = None
+
+
+def use_system_allocator() -> None:
+    """Let files that are opened from here on allocate with malloc.
+
+    pyarrow's own allocator reserves a gigabyte at a time, so it has memory that a limit on allocations does not see.
+    """
+    import pyarrow as pa
+
+    pa.set_memory_pool(pa.system_memory_pool())
+
+
+def without_dictionaries(rows: Any) -> Any:
+    """Write the values of columns that refer to a dictionary out, while memory is limited."""
+    import pyarrow as pa
+
+    columns = [c.dictionary_decode() if isinstance(c, pa.DictionaryArray) else c for c in rows.columns]
+    return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
+
+
+def halve(rows: Any) -> Iterator[Any]:
+    """Cut rows until each part has at most `MOST_BATCH_BYTES`: rows can be longer than the average of their group."""
+    if len(rows) <= 1 or rows.nbytes <= MOST_BATCH_BYTES:
+        yield rows
+        return
+    middle = len(rows) // 2
+    yield from halve(rows.slice(0, middle))
+    yield from halve(rows.slice(middle))
