@@ -108,10 +108,18 @@ def main() -> None:
             tally.num_findings += findings
             lines.append(line)
             print(line, flush=True)
-    results = HERE / "results" / "fuzz.txt"
-    results.parent.mkdir(exist_ok=True)
-    results.write_text("\n".join([f"{arguments.minutes:g} minutes each", *lines]) + "\n")
+    if not tally.num_findings:
+        keep_lines([f"{line}  {arguments.minutes:g} minutes" for line in lines])
     tally.end()
+
+
+def keep_lines(lines: list[str]) -> None:
+    """Write the figures of targets without a finding; those of targets that were not run this time stay."""
+    path = HERE / "results" / "fuzz.txt"
+    path.parent.mkdir(exist_ok=True)
+    known = path.read_text().splitlines() if path.exists() else []
+    kept = {line.split()[0]: line for line in [*known, *lines]}
+    path.write_text("".join(f"{kept[name]}\n" for name in NAMES if name in kept))
 
 
 if __name__ == "__main__":

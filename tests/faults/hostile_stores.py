@@ -124,6 +124,31 @@ def mutation(at: tuple[Any, ...], value: Any, how: str) -> Callable[[Path], None
     return change
 
 
+def naming(place: Callable[[Any], tuple[Any, Any]], name: str) -> Callable[[Path], None]:
+    """Give the thing at a place of a manifest a name that leads out of the store."""
+
+    def change(store: Path) -> None:
+        manifest = json.loads((store / "manifest.json").read_bytes())
+        parent, key = place(manifest)
+        if key == "name":
+            parent[key] = name
+        else:
+            parent[f"/{name}" if key == ".bin" else name] = parent.get(key, {"bytes": 1, "xxh3": "0" * 16})
+        seal(store / "manifest.json", manifest)
+
+    return change
+
+
+OUTSIDE: dict[str, Callable[[Any], tuple[Any, Any]]] = {
+    "a split named": lambda manifest: (manifest["splits"], "train"),
+    "a shard named": lambda manifest: (manifest["splits"]["train"]["shards"][0], "name"),
+    "a suffix named": lambda manifest: (manifest["splits"]["train"]["shards"][0]["files"], ".bin"),
+    "a file of the tokenizer named": lambda manifest: (manifest["tokenizer"]["files"], "tokenizer.json"),
+    "a file named": lambda manifest: (manifest["files"], "rejects.jsonl"),
+}
+"""Where a manifest names files: an object, and a key of it that is the name, or that has it."""
+
+
 def move_tokenizer(store: Path) -> None:
     (store / "tokenizer").rename(store.parent / "elsewhere")
     (store / "tokenizer").symlink_to(store.parent / "elsewhere")
@@ -136,6 +161,9 @@ def cases(store: Path, count: int) -> Iterator[Case]:
             may_pass = name == "run.json" and what in ("missing", "a link to nothing")
             yield f"{name} is {what}", lambda at, name=name, harm=harm: harm(at / name), may_pass  # type: ignore[misc]
     yield "tokenizer/ is a link out", move_tokenizer, False
+    for what, place in OUTSIDE.items():
+        for name in ("../outside", "/etc/passwd", "a/../../outside", ".."):
+            yield f"{what} {name!r}", naming(place, name), False
     manifest = json.loads((store / "manifest.json").read_bytes())
     known, choose = [at for at in places(manifest) if at != ("checksum",)], random.Random(0)
     for _ in range(count):

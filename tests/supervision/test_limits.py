@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.running import sentence, tokenmill
+from tests.support.tiny_tokenizers import byte_level_config
 from tokenmill.errors import UsageError
 from tokenmill.supervision.chat import ChatTemplate
 from tokenmill.text_batch import Refusal
@@ -105,8 +107,9 @@ def test_a_template_that_loops_is_refused_after_some_millions_of_steps(source: s
         "{{ " + "1+" * 20_000 + "1 }}",
         "x" * 1_000_000,
         "{{ [1, 2] | random }}",
+        "\ud800{{ messages }}",
     ],
-    ids=["brackets", "loops", "conditions", "digits", "sums", "length", "chance"],
+    ids=["brackets", "loops", "conditions", "digits", "sums", "length", "chance", "surrogate"],
 )
 def test_a_template_that_cannot_be_compiled_is_refused_in_a_sentence(source: str) -> None:
     with pytest.raises(UsageError, match="the chat template (is not valid|has)"):
@@ -191,3 +194,18 @@ def test_passes_and_sizes_are_limited_without_counting(source: str) -> None:
     assert not template._template.environment.counts_all
     with pytest.raises(UsageError, match="for one conversation; look in it for loops"):
         template.apply([{"role": "user", "content": "abcdefgh" * 100}, TALK[1]])
+
+
+def test_a_template_that_cannot_be_used_ends_a_command_before_its_run_begins(tmp_path: Path) -> None:
+    corpus = tmp_path / "chat.jsonl"
+    corpus.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer.json").write_text(json.dumps(byte_level_config()))
+    for template in ("\ud800{{ messages }}", "{{ " + "(" * 50_000, "{% if 1 %}"):
+        (tokenizer / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "<|x|>"}))
+        done = tokenmill(
+            "tokenize", corpus, "-o", tmp_path / "store", "--tokenizer", tokenizer, "--messages-key", "messages"
+        )
+        assert sentence(done).startswith("the chat template")
+        assert not (tmp_path / "store").exists()

@@ -25,6 +25,7 @@ from tokenmill.text_batch import Reject, TextBatch
 
 __all__ = [
     "BLOCK_BYTES",
+    "NO_LIMIT",
     "DelimitedReader",
     "ExceedsMemory",
     "ReadOptions",
@@ -33,6 +34,10 @@ __all__ = [
     "find_value",
     "split_key",
 ]
+
+
+NO_LIMIT = 1 << 62
+"""The memory of a process that has no limit of its own."""
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +55,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of supervised data: batches then have records instead of texts."""
     max_document_bytes: int = 256_000_000
     """The longest text, in bytes of UTF-8."""
-    memory_bytes: int = 1 << 62
+    memory_bytes: int = NO_LIMIT
     """The memory of the process; a document that does not fit is an error."""
     packed: bool = False
     """Return `PackedTexts` if that is faster for a caller that wants UTF-8."""

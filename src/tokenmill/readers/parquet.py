@@ -15,8 +15,9 @@ import numpy as np
 from tokenmill.arguments import show
 from tokenmill.arrow_types import as_text, column_path, find_type, holds_bytes, holds_strings, holds_text
 from tokenmill.errors import DataError
+from tokenmill.readers._arrow_memory import AllocationLimit, halve, use_system_allocator, without_dictionaries
 from tokenmill.readers._json_strings import is_utf8
-from tokenmill.readers.base import Reader, ReadOptions, as_kept, split_key
+from tokenmill.readers.base import NO_LIMIT, ExceedsMemory, Reader, ReadOptions, as_kept, split_key
 from tokenmill.remote.paths import InputPath, RemotePath
 from tokenmill.text_batch import PackedTexts, Refusal, Reject, TextBatch, too_long
 
@@ -25,6 +26,10 @@ __all__ = ["ParquetReader"]
 BATCH_BYTES = 1 << 20
 """Text per batch, estimated from the average row."""
 MOST_BATCH_ROWS = 8192
+MOST_EXPANDED_BYTES = 32 << 20
+"""If all rows of a batch were the longest text of the dictionary."""
+FEW_BATCH_ROWS = 64
+"""Rows per batch after one that did not fit the memory."""
 RESCUE_BATCH_ROWS = 1
 """Rows per batch before a damaged page, so that all of them are read. It takes 4 microseconds per row."""
 NOT_UTF8 = object()
@@ -73,6 +78,8 @@ class ParquetReader(Reader):
         A damaged page is one reject for its row and the rest of its row group; pyarrow cannot skip a page. The other
         row groups are read. If there is no footer or no column of texts, one reject stands for all rows.
         """
+        if self._options.memory_bytes < NO_LIMIT:
+            use_system_allocator()
         try:
             file = _open(path)
         except _NoFooter as error:
@@ -98,16 +105,23 @@ class ParquetReader(Reader):
         Where the damage begins does not depend on `start`, so every reader of the group finds the same rows.
         """
         row, stop = max(group.start, start), min(group.stop, stop)
-        for most_rows in (MOST_BATCH_ROWS, RESCUE_BATCH_ROWS):
+        most_rows, damage = MOST_BATCH_ROWS, ""
+        while most_rows:
             try:
-                for rows in self._iter_rows(file, group, row, stop, most_rows):
+                for rows in self._iter_rows(path, file, group, row, stop, most_rows):
                     yield self._to_batch(rows, row, row - start)
                     row += len(rows)
                 if row >= stop:
                     return
                 damage = "there are fewer rows than the footer says"
+            except MemoryError:
+                if most_rows == RESCUE_BATCH_ROWS:
+                    raise _exceeds_memory(row) from None
+                most_rows = FEW_BATCH_ROWS if most_rows > FEW_BATCH_ROWS else RESCUE_BATCH_ROWS
+                continue
             except _arrow_errors() as error:
                 damage = _first_sentence(error)
+            most_rows = RESCUE_BATCH_ROWS if most_rows > RESCUE_BATCH_ROWS else 0
         detail = f"damaged Parquet data after row {row}: {damage}"
         yield self._reject(Reject(row, row - start, "damaged", detail, stop - row), stop - row)
 
@@ -140,19 +154,30 @@ class ParquetReader(Reader):
         wanted = (c for c in columns if c.path_in_schema in self._keys or c.path_in_schema.startswith(inside))
         return sum(int(c.total_uncompressed_size) for c in wanted)
 
-    def _iter_rows(self, file: Any, group: _RowGroup, start: int, stop: int, most_rows: int) -> Iterator[Any]:
+    def _iter_rows(
+        self, path: InputPath, file: Any, group: _RowGroup, start: int, stop: int, most_rows: int
+    ) -> Iterator[Any]:
         """Yield record batches of about `BATCH_BYTES` of text with exactly the rows of a group in `[start, stop)`."""
         keys = (*self._keys, *self._options.keep_keys)
         columns = [key for key in keys if find_type(file.schema_arrow, key) is not None]
         text_bytes = self._text_bytes(file.metadata.row_group(group.number))
-        rows_per_batch = max(1, BATCH_BYTES * (group.stop - group.start) // max(1, text_bytes))
+        most_rows = min(most_rows, max(1, BATCH_BYTES * (group.stop - group.start) // max(1, text_bytes)))
         row = group.start
-        for batch in file.iter_batches(
-            min(most_rows, rows_per_batch), row_groups=[group.number], columns=columns, use_threads=False
-        ):
+        limit = AllocationLimit(self._options.memory_bytes)
+        if most_rows * text_bytes > MOST_EXPANDED_BYTES:
+            with limit():
+                longest = _longest_shared(path, file.metadata, group.number, columns)
+            most_rows = min(most_rows, max(1, MOST_EXPANDED_BYTES // max(1, longest)))
+        batches = file.iter_batches(most_rows, row_groups=[group.number], columns=columns, use_threads=False)
+        while True:
+            with limit():
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                batch = without_dictionaries(batch)
             from_row, to_row = max(row, start), min(row + len(batch), stop)
             if from_row < to_row:
-                yield batch.slice(from_row - row, to_row - from_row)
+                yield from halve(batch.slice(from_row - row, to_row - from_row))
             row += len(batch)
             if row >= stop:
                 return
@@ -207,6 +232,25 @@ class ParquetReader(Reader):
         return list(zip(*columns, strict=True))
 
 
+def _longest_shared(path: InputPath, metadata: Any, group: int, columns: list[str]) -> int:
+    """Return the size of the longest text that the rows of a group refer to in a dictionary; each may be used often."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    with _open(path, metadata=metadata, read_dictionary=columns) as file:
+        first = next(file.iter_batches(1, row_groups=[group], columns=columns, use_threads=False), None)
+    shared = [c.dictionary for c in first.columns if isinstance(c, pa.DictionaryArray)] if first is not None else []
+    lengths = [pc.max(pc.binary_length(values)).as_py() for values in shared if holds_text(values.type)]
+    return max((length for length in lengths if length), default=0)
+
+
+def _exceeds_memory(row: int) -> ExceedsMemory:
+    return ExceedsMemory(
+        f"the pages of row {row + 1:,} do not fit the memory of a worker; raise --memory, lower --workers, or write "
+        "the file again with smaller pages"
+    )
+
+
 class _RowGroup(NamedTuple):
     number: int
     start: int
@@ -225,13 +269,15 @@ class _NoFooter(DataError):
     """A file that pyarrow cannot open as Parquet."""
 
 
-def _open(path: InputPath) -> Any:
+def _open(path: InputPath, **options: Any) -> Any:
     import pyarrow.parquet as pq
 
     try:
         # With a buffer, column chunks are read in pieces, and memory does not grow with the size of row groups.
         source = path.open() if isinstance(path, RemotePath) else path
-        return pq.ParquetFile(source, pre_buffer=False, buffer_size=BATCH_BYTES, page_checksum_verification=True)
+        return pq.ParquetFile(
+            source, pre_buffer=False, buffer_size=BATCH_BYTES, page_checksum_verification=True, **options
+        )
     except FileNotFoundError:
         raise DataError(str(path), "cannot be opened: no such file") from None
     except UnicodeDecodeError as error:

@@ -228,6 +228,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         """Parse a template that is not too long and not nested too deeply."""
         if len(source) > MOST_SOURCE:
             raise UsageError(f"the chat template has {len(source):,} characters; expected at most {MOST_SOURCE:,}")
+        if any("\ud800" <= character <= "\udfff" for character in source):
+            raise UsageError("the chat template has half of a surrogate pair, which is no character; correct it")
         tree: nodes.Template = _compiling(lambda: super(LimitedEnvironment, self).parse(source, name, filename))
         return tree
 

@@ -113,4 +113,7 @@ def prepare(
         options = request.reading()
     files = inspect_inputs(inputs, request.format, options)
     weights = tuple(item.weight for item in inputs) if is_sample else ()
-    return Prepared(request, tokenizer, choice, files, request.settings(tokenizer, files), share, weights=weights)
+    settings = request.settings(tokenizer, files)
+    # A template that cannot be used is an error before the run begins.
+    settings.renderer(tokenizer)
+    return Prepared(request, tokenizer, choice, files, settings, share, weights=weights)

@@ -28,7 +28,7 @@ from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.task.preview import Preview, TrainedPreview, check_trained, preview_document, preview_trained
 from tokenmill.pipeline.text_field import TextField
 from tokenmill.readers import reader_for
-from tokenmill.readers.base import ReadOptions
+from tokenmill.readers.base import ExceedsMemory, ReadOptions
 from tokenmill.remote.paths import input_path
 from tokenmill.store.manifest import ParityInfo
 from tokenmill.text_batch import PackedTexts, TextBatch
@@ -113,7 +113,8 @@ def run_gate(job: Job, engine: Engine) -> GateResult:
         render = renderer.render if renderer else None
         # A run that fails at the first bad record says where it is.
         skips = job.on_error != "fail"
-        found = take_sample(job.inputs, job.settings.reading, engine.split, render, checks_field=skips)
+        reading = msgspec.structs.replace(job.settings.reading, memory_bytes=job.worker_bytes)
+        found = take_sample(job.inputs, reading, engine.split, render, checks_field=skips)
         if renderer is not None:
             check_trained(renderer, job.settings, tokenizer)
         compared = []
@@ -328,6 +329,6 @@ def _texts(
 def _readable(batches: Iterator[TextBatch]) -> Iterator[TextBatch]:
     try:
         yield from batches
-    except DataError:
-        # The task that reads this file reports the damage.
+    except (DataError, ExceedsMemory):
+        # The task that reads this file reports it.
         return
