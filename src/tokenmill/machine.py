@@ -12,6 +12,7 @@ import re
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -47,6 +48,17 @@ def processor_name() -> str:
         lines = []
     named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
+
+
+def describe_machine() -> dict[str, Any]:
+    """What a measurement depends on: the system, the processor, cores, memory and Python."""
+    return {
+        "system": platform.platform(),
+        "processor": processor_name(),
+        "cores": usable_cores(),
+        "memory_bytes": int(psutil.virtual_memory().total),
+        "python": platform.python_version(),
+    }
 
 
 def usable_cores() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ class InlineCluster:
 
     def join(self, num_calls: int | None) -> None:
         self.num_calls = self.num_calls if num_calls is None else num_calls
+
+    def pin(self, cpus: Sequence[int]) -> None:
+        pass
 
     def warm(self, target: str, payload: bytes) -> None:
         pass

@@ -170,6 +170,9 @@ class ThreadExecutor:
     def join(self, num_calls: int | None) -> None:
         pass
 
+    def pin(self, cpus: Sequence[int]) -> None:
+        pass
+
     def warm(self, target: str, payload: bytes) -> None:
         pass
 

@@ -8,7 +8,7 @@ Targets are named as `module:function`. Everything else that crosses a process b
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -107,6 +107,10 @@ class Executor(Protocol):
 
     def join(self, num_calls: int | None) -> None:
         """Connect, or start what there is to connect to, with room for so many calls."""
+        ...
+
+    def pin(self, cpus: Sequence[int]) -> None:
+        """Give each process that is started from now on one of these CPUs, in turn, if they are on this machine."""
         ...
 
     def warm(self, target: str, payload: bytes) -> None:

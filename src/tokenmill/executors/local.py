@@ -85,7 +85,7 @@ class LocalExecutor:
             self._start_server()
 
     def pin(self, cpus: Sequence[int]) -> None:
-        """Keep each process that is started from now on on one of these CPUs, in turn."""
+        """Give each process that is started from now on one of these CPUs, in turn."""
         self._pins = cpus
 
     def warm(self, target: str, payload: bytes) -> None:

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -102,6 +102,9 @@ class RayExecutor:
         options["name"] = "tokenmill"
         self._run_call = ray.remote(**options)(_run_call)
         self._run_last_call = ray.remote(**options, max_calls=1)(_run_call)
+
+    def pin(self, cpus: Sequence[int]) -> None:
+        """Ignore CPUs of this machine: Ray decides where a call runs."""
 
     def warm(self, target: str, payload: bytes) -> None:
         """Have processes call a function before their first call, unless they may belong to another program."""

@@ -8,7 +8,6 @@ run. The library's own `to_parquet` writes one file, fails if a generator change
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -21,8 +20,10 @@ from typing import Any
 import msgspec
 
 from tokenmill.arrow_types import find_type, holds_text
+from tokenmill.checksum import hash_rest
 from tokenmill.display import Display, Preparation
 from tokenmill.errors import DataError, StoreError, UsageError
+from tokenmill.file_lock import is_same_file, try_lock
 from tokenmill.files import sync_directory, write_durably
 from tokenmill.inputs._peek import only_text_column
 
@@ -151,12 +152,7 @@ def _locked(folder: Path, out: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = folder.is_dir()
-        except BlockingIOError:
-            is_ours = False
-        if not is_ours:
+        if not try_lock(descriptor) or not is_same_file(descriptor, folder):
             raise StoreError(f"{out} is in use by another run; wait for it, or choose another directory")
         yield
     finally:
@@ -319,12 +315,8 @@ def _settle(path: Path) -> None:
 
     If a resumed run writes the dataset again, equal files then count as unchanged.
     """
-    import xxhash
-
-    digest = xxhash.xxh3_64()
     with path.open("rb", buffering=0) as file:
-        while data := file.read(1 << 20):
-            digest.update(data)
+        _, digest = hash_rest(file)
         os.fsync(file.fileno())
     stamp = digest.intdigest() >> 4
     os.utime(path, ns=(stamp, stamp))

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tokenmill.checksum import hash_rest
 from tokenmill.errors import StoreError
 from tokenmill.regular_files import open_regular
 from tokenmill.store.manifest import FileInfo, ShardInfo
@@ -318,11 +319,7 @@ class _DocumentsFile:
 
 def hash_file(file: BinaryIO) -> FileInfo:
     """The size and XXH3-64 of an open file, from its position on."""
-    digest = xxhash.xxh3_64()
-    size = 0
-    while piece := file.read(1 << 20):
-        digest.update(piece)
-        size += len(piece)
+    size, digest = hash_rest(file)
     return FileInfo(size, digest.hexdigest())
 
 

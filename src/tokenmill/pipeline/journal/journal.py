@@ -23,7 +23,7 @@ import msgspec
 from tokenmill.errors import StoreError
 from tokenmill.files import create_durably, sync_directory, write_durably
 from tokenmill.pipeline.input_file import InputFile
-from tokenmill.pipeline.journal.locks import sweep_locks, try_lock
+from tokenmill.pipeline.journal.locks import lock_if_possible, sweep_locks
 from tokenmill.pipeline.journal.mirror import Mirror, file_sizes
 from tokenmill.pipeline.plan.ranks import WHOLE, Share
 from tokenmill.pipeline.plan.tasks import Plan
@@ -282,7 +282,7 @@ class Journal:
         """Let one worker at a time encode a document that exceeds a worker's share of memory."""
         self.spool.mkdir(parents=True, exist_ok=True)
         with (self.spool / "large-document.lock").open("wb") as file:
-            try_lock(file, fcntl.LOCK_EX)
+            lock_if_possible(file, fcntl.LOCK_EX)
             yield
 
     def end_stream(self, input: int, numbers: list[int], stamp: int) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from tokenmill.errors import StoreError, UsageError
+from tokenmill.file_lock import try_lock
 from tokenmill.remote.bucket import ObjectInfo, split_url
 from tokenmill.remote.client import mark_reachable
 from tokenmill.remote.remote_errors import AlreadyThere, NoSuchObject
@@ -372,5 +373,5 @@ def scratch_directory(folder: str | None) -> Iterator[Path]:
 def _sweep(place: Path) -> None:
     for path in place.glob(f"{SCRATCH}*/{ALIVE}"):
         with suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path.parent, ignore_errors=True)
+            if try_lock(file):
+                shutil.rmtree(path.parent, ignore_errors=True)

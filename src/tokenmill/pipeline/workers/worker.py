@@ -12,7 +12,6 @@ to be passed from one machine to another.
 from __future__ import annotations
 
 import cProfile
-import fcntl
 import gc
 import os
 import pstats
@@ -24,7 +23,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -32,6 +31,7 @@ import xxhash
 
 from tokenmill.errors import DataError, TokenmillError
 from tokenmill.executors.base import Post
+from tokenmill.file_lock import try_lock
 from tokenmill.pipeline.counts import Stages
 from tokenmill.pipeline.input_file import Damage, UnconfirmedText, check_unchanged, find_damage
 from tokenmill.pipeline.journal.finish import package_version
@@ -349,9 +349,8 @@ class _Profile:
 def _claim_profile(path: Path) -> _Profile | None:
     """Start a profile, unless another worker has the lock on its file."""
     file = path.open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        return None
-    return _Profile(path, file)
+    with suppress(OSError):
+        if try_lock(file):
+            return _Profile(path, file)
+    file.close()
+    return None
