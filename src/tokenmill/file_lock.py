@@ -1,4 +1,5 @@
-"""Locks of the kernel (flock) without waiting. A lock ends with the process that holds it, even if it is killed."""
+"""Locks of the kernel (flock) without waiting. The kernel releases a lock when its process ends, even if that process
+is killed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The cores and the memory that a process may use.
 
-Containers and schedulers limit a process by affinity masks and cgroups, which plain counts of
-cores and memory ignore. A process that uses the memory of the whole machine would be killed there.
+Containers and schedulers limit a process by affinity masks and cgroups, which plain counts of cores and memory ignore.
+A process that used all of the machine's memory would be killed there.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def _read_mark(folder: Path) -> Any:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Report errors of the disk as such; errors of the code that makes rows pass unchanged."""
+    """Report errors of the disk in a sentence; errors of the user's code pass unchanged."""
     try:
         yield
     except OSError as error:
@@ -179,7 +179,7 @@ def _write(dataset: Any, folder: Path, rows: DatasetRows, display: Display) -> N
     for path in folder.iterdir():
         path.unlink()
     display.say(f"dataset    is written to {folder} first, which is removed at the end")
-    # 0 if only reading the rows can tell how many there are.
+    # 0 if the number of rows is unknown until they are read.
     total = len(dataset) if hasattr(dataset, "__len__") else 0
     total = min(total, rows.limit or total)
     started, shown = time.monotonic(), 0.0
@@ -264,7 +264,7 @@ def _row_groups(dataset: Any, rows: DatasetRows, show: Callable[[int], None]) ->
 def _tables(dataset: Any, rows: DatasetRows) -> Iterator[Any]:
     """Yield the rows of a dataset as Arrow tables of the columns that are needed."""
     if _is_transformed(dataset) or dataset.features is None:
-        # The columns that a function makes are known only when it has made them.
+        # The columns that a function returns are known only after it was called.
         source = dataset if _is_transformed(dataset) else dataset.with_format(None)
         first = 0
         for batch in source.iter(BATCH_ROWS):

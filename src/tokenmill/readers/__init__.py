@@ -56,7 +56,7 @@ _FORMATS_BY_CONTENT = {
     "text": {"lines": "jsonl"},
     None: {"lines": "jsonl", "mixed": "jsonl", "cut": "jsonl", "array": "json", "values": "json"},
 }
-"""By the format that the name stands for, the results of `_look_at_json` that mean another one."""
+"""For the format of each suffix: which results of `_look_at_json` mean another format."""
 _HEAD_BYTES = 64 << 10
 
 

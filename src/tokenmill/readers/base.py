@@ -87,7 +87,7 @@ class DelimitedReader(Reader):
     max_bytes: int
     """A longer document is skipped without being parsed."""
     memory_bytes: int
-    """A document that is longer, but not too long, is an error."""
+    """A document that is longer than this, but within the limit, is an error."""
 
     def plan(self, path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
         """Divide a file into ranges of `task_bytes`, the last of which may be shorter; one range if it is not split."""

@@ -41,7 +41,7 @@ class JsonElements:
     """Converts the elements of JSON arrays or concatenated values to a stream of JSON lines.
 
     It checks only the structure between elements; the decoder of lines checks each element. Broken structure raises
-    `DamagedInput`, because the elements after it cannot be told apart.
+    `DamagedInput`, because the elements after it cannot be separated.
     """
 
     def __init__(self, stream: ByteStream) -> None:

@@ -26,7 +26,7 @@ BATCH_BYTES = 1 << 20
 """Text per batch, estimated from the average row."""
 MOST_BATCH_ROWS = 8192
 RESCUE_BATCH_ROWS = 1
-"""Rows per batch before a damaged page, so that all of them are read. It takes 4 microseconds per row."""
+"""Rows per batch in front of a damaged page: one by one, so that none is lost. It takes 4 microseconds per row."""
 NOT_UTF8 = object()
 """Stands for a value that is not UTF-8."""
 
@@ -95,7 +95,7 @@ class ParquetReader(Reader):
     def _read_group(self, path: InputPath, file: Any, group: _RowGroup, start: int, stop: int) -> Iterator[TextBatch]:
         """Read the rows of a row group that are in `[start, stop)`, or those before its first damaged page.
 
-        Where the damage begins does not depend on `start`, so every reader of the group finds the same rows.
+        The place of the damage does not depend on `start`, so every reader of the group finds the same rows.
         """
         row, stop = max(group.start, start), min(group.stop, stop)
         for most_rows in (MOST_BATCH_ROWS, RESCUE_BATCH_ROWS):

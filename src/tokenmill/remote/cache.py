@@ -1,8 +1,8 @@
 """Files of object stores on a local disk, in bounded space, shared by all processes of a machine.
 
-    FOLDER/lock           taken shared to pin or rename a file, exclusively to evict files
+    FOLDER/lock           shared lock to pin or rename a file, exclusive lock to evict files
     FOLDER/leases/NAME    locked by a living process: the files that it has mapped, one a line
-    FOLDER/checked/...    which files of stores were found sound
+    FOLDER/checked/...    files of stores whose checksums were right
     FOLDER/STORE/...      files under their names in the store; `.tmp` during the download
 
 The process that holds the lock on the temporary name downloads a file, compares it with its checksum, syncs and
@@ -32,7 +32,7 @@ from tokenmill.remote.bucket import Bucket, ObjectInfo
 __all__ = ["Cache", "CacheEntry", "NoRoom", "default_folder"]
 
 NOT_COUNTED = {"leases", "checked"}
-"""Folders of small files that are no copies; `checked` is that of `store/background_check.py`."""
+"""Folders of small files that are not copies of objects; `store/background_check.py` writes `checked`."""
 POLL_SECONDS = 0.05
 
 
@@ -111,7 +111,7 @@ class Cache:
         return True
 
     def touch(self, name: str) -> None:
-        """Note that a file is in use, so that others are evicted before it."""
+        """Mark a file as used now, so that others are evicted before it."""
         with suppress(OSError):
             os.utime(self.folder / name)
 
@@ -170,7 +170,7 @@ class Cache:
 
     @contextmanager
     def _temporary_file(self, path: Path) -> Iterator[Path | None]:
-        """Lock the temporary name of a file, and remove it in the end; None while another process has the lock."""
+        """Lock the temporary name of a file, and remove it at the end; None if another process has the lock."""
         temporary = Path(f"{path}.tmp")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
