@@ -261,7 +261,10 @@ def _finish_plan(
         return manifest, None
     completion = completion or read_completion(journal, plan)
     if not completion.is_complete:
-        return None, completion
+        if journal.share.is_whole and journal.mirror is not None:
+            # An equal run may have finished the store just now, and removed the journal with the rejects of tasks.
+            journal.mirror.pull(store)
+        return find_finished(store, prepared), completion
     # Only the last rank knows the sum over all ranks.
     num_rejects = sum(sum(record.rejects.values()) for record in completion.records)
     most = prepared.request.max_errors
