@@ -47,12 +47,11 @@ def load(
     tokenizer: str | None = None,
     **settings: Any,
 ) -> Loader:
-    """Make a loader of a store in one line: by default, its batches are shuffled and endless.
-
-    The source is the path of a store, several paths, an open store, some of its documents, or rows that are made
-    already, such as a mixture. By default, `make_rows` packs rows with concat and shuffles them with seed 0.
-    `settings` are those of `Loader`: rank, world_size, layout, document_mask, epochs, drop_last, dtype, prefetch,
-    verify, and for torch and JAX where batches should go.
+    """Make a loader of a store in one line: by default, its batches are shuffled and endless. The source is the path of
+    a store, several paths, an open store, some of its documents, or existing rows, such as a mixture. By default,
+    `make_rows` packs rows with concat and shuffles them with seed 0. `settings` are those of `Loader`: rank,
+    world_size, layout, document_mask, epochs, drop_last, dtype, prefetch, verify, and for torch and JAX where batches
+    should go.
 
     A store of preference pairs needs `packing="pairs"`, and one of prompts `packing="prompts"`; `seq_len` is then the
     most tokens of either text.
@@ -150,7 +149,7 @@ def make_rows(
 
 
 def _warn_of_small_cache(rows: Rows, documents: Documents, fetch: str | None) -> None:
-    """Warn if shards cannot be fetched whole, because the cache does not hold what this order needs at once."""
+    """Warn if shards cannot be fetched whole, because the cache does not hold all that this order needs at a time."""
     room = documents.table.room_bytes or 0
     so = f"do not fit the cache of {room:,} bytes, so rows are read by range, which is slow; pass a larger cache_bytes"
     if isinstance(rows, BlockShuffledRows):

@@ -43,7 +43,7 @@ FRAMEWORKS = {
 
 MOST_ROWS_OF_BATCH = 1 << 30
 CHUNK_BYTES = 1 << 22
-"""Small batches are filled several at a time, as many as the CPU cache keeps."""
+"""Small batches are filled several at a time, as many as fit the CPU cache."""
 RESOLVED_ROWS = 8192
 """Rows that are resolved together: 30 ns each, against 9,000 for eight at a time."""
 RESOLVED_TOKENS = 1 << 25
@@ -60,9 +60,9 @@ class Loader:
     Iterating resumes after the last batch that was handed over. After the last epoch it starts over, also from a
     state that was taken there. The last batch of all epochs is padded, or with `drop_last` left out.
 
-    `batch_size` is rows per rank. With `document_mask`, targets do not cross documents. `layout` names a trainer
-    whose kind of batches to make. `prefetch` fills that many chunks ahead in a thread, which hides latency and does
-    not add speed. A batch owns its memory, so it is safe to keep. `verify="background"` compares the files of the store
+    `batch_size` is rows per rank. With `document_mask`, targets do not cross documents. `layout` names the trainer for
+    which batches are laid out. `prefetch` fills that many chunks ahead in a thread, which hides latency and does not
+    add speed. A batch owns its memory, so it is safe to keep. `verify="background"` compares the files of the store
     with their checksums in a thread, and raises at the next batch if one is damaged.
     """
 
@@ -114,7 +114,7 @@ class Loader:
         return BackgroundCheck()
 
     def _watch_files(self) -> None:
-        """Have the files of the rows checked from now on, in whatever process this is."""
+        """Check the files of the rows from now on, in the current process, which may be a worker."""
         if self._check is not None:
             for leaf in self.rows.leaves():
                 leaf.documents.table.files.watch(self._check)
@@ -150,7 +150,7 @@ class Loader:
 
     @property
     def bottleneck(self) -> str:
-        """What a trainer waits for when it waits for this loader, and what to do about it."""
+        """The work that a trainer waits for when it waits for this loader, and what to do about it."""
         if self.rows.bottleneck is not None:
             return self.rows.bottleneck
         work = "reading the disk" if self._disk.has_waited else "filling batches"
@@ -297,7 +297,7 @@ class Loader:
 
     @staticmethod  # so that a batch of numpy, which has this function, keeps no loader alive
     def _wrap(part: Any, is_ragged: bool = False) -> Any:
-        """Turn a part of a batch into an array of the framework; a part that is no array stays as it is."""
+        """Turn a part of a batch into an array of the framework; a part that is not an array stays as it is."""
         return part
 
     def __repr__(self) -> str:
@@ -347,10 +347,9 @@ def batch_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 class _Disk:
-    """Detects that rows come from the disk and not from memory, by counting major page faults.
-
-    Reading ahead costs half a microsecond a row when everything is in memory already. So it is on at the start, when
-    nothing is known, and for a while after such a fault.
+    """Detects by major page faults that rows come from the disk and not from memory. Reading ahead costs half a
+    microsecond a row, in vain if everything is in memory already. So it is on at the start and for a while after such a
+    fault.
     """
 
     def __init__(self) -> None:
@@ -366,9 +365,8 @@ class _Disk:
         return self._has_faulted and self.rows_left > 0
 
     def observe(self, num_rows: int) -> None:
-        """Look for page faults while this many rows were filled; another thread may have caused them, too.
-
-        As long as there are none, it looks only now and then.
+        """Look for page faults while this many rows were filled; another thread may have caused them, too. While there
+        are none, check only now and then.
         """
         self.rows_left -= num_rows
         self._rows_unseen += num_rows

@@ -71,7 +71,7 @@ class RowSource:
         return [map_parts(_first_row, _plain(LAYOUTS[self._layout](row)), is_flat) for row in rows]
 
     def __repr__(self) -> str:
-        # Grain's DataLoader compares this with the one in a checkpoint; more epochs make no other source.
+        # Grain's DataLoader compares this with the one in a checkpoint; a source with more epochs counts as the same.
         settings = f"layout={self._layout!r}, document_mask={self._document_mask!r}"
         return f"RowSource({self.rows.fingerprint}, {settings})"
 
@@ -131,7 +131,7 @@ class GrainLoader(grain.IterDataset):  # type: ignore[misc]
 
 
 class _BatchIterator(grain.DatasetIterator):  # type: ignore[misc]
-    """The iterator of a loader, as Grain defines it."""
+    """The iterator of a loader, with the methods that Grain expects."""
 
     def __init__(self, loader: _PlainLoader, state: dict[str, Any]) -> None:
         super().__init__()

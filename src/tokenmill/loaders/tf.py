@@ -40,10 +40,10 @@ CHATTER = (b"I0000 ", b"WARNING: All log messages before absl::InitializeLog()")
 
 @contextlib.contextmanager
 def _without_chatter() -> Iterator[None]:
-    """Hide what TensorFlow writes to stderr when it is imported, and nothing else.
+    """Hide the lines that TensorFlow writes to stderr when it is imported, and no others.
 
-    TensorFlow reads its log level once, at import, and its line about oneDNN ignores it. So everything that is
-    written to stderr meanwhile is held back, and then shown without such lines.
+    TensorFlow reads its log level once, at import, and its line about oneDNN ignores it. So all output to stderr is
+    held back during the import, and shown afterwards without these lines.
     """
     if "tensorflow" in sys.modules:
         yield
@@ -157,17 +157,17 @@ class TfLoader(Loader):
         return made.apply(tf.data.experimental.assert_cardinality(length))
 
     def _chunk(self, row: int, num_batches: int, *, is_blank: bool = False) -> Chunk:
-        """Fill some batches from a row on, fewer at the end, or blank ones that no one will use."""
+        """Fill some batches from a row on, fewer at the end, or blank ones that will not be used."""
         self._watch_files()
         count = num_batches if is_blank else min(num_batches, self._num_left(row))
         return self._resolve(row, count, is_blank=is_blank).fill(self._pool)
 
     def _parts(self, chunk: Chunk) -> Any:
-        """Return what TensorFlow gets of a chunk: all its batches stacked, or its only batch in the layout."""
+        """Return what TensorFlow receives for a chunk: all its batches stacked, or its only batch in the layout."""
         if self._is_plain:
             return chunk.inputs, chunk.targets
         arranged = self._layout(Batch(chunk.inputs[0], chunk.targets[0], chunk, 0))
-        # TensorFlow would take each item of a list for a part.
+        # TensorFlow would treat each item of a list as a separate part.
         return map_parts(lambda part, _: np.asarray(part), arranged)
 
     def _spec(self, part: Any, is_ragged: bool) -> Any:

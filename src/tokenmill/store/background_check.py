@@ -1,8 +1,8 @@
 """Compare the files of a store with their checksums while a model trains.
 
-A loader that asks for it hands over each file when it is first mapped. One thread of the process reads these files in
-turn, slowly, and the loader raises at its next batch if one is damaged. A file that was sound is remembered in the
-cache directory, so it is read once per machine: other processes wait for the lock, and then find it there.
+With `verify="background"`, a loader submits each file when it is first mapped. One thread of the process reads these
+files in turn, slowly, and the loader raises at its next batch if one is damaged. A file without damage is recorded in
+the cache directory, so it is read once per machine: other processes wait for the lock, and then find the record.
 
     FOLDER/checked/HOST         a line for each sound file: path, size, inode, modification time, checksum
     FOLDER/checked/HOST.lock    held by the process that is checking a file
@@ -32,7 +32,7 @@ __all__ = ["CHECKED", "BackgroundCheck"]
 CHECKED = "checked"
 BYTES_PER_SECOND = 200_000_000
 SHARE = 0.25
-"""At most this much of the time is spent reading and hashing, so that a slow disk stays free for the loader."""
+"""The share of the time that is spent reading and hashing, so that a slow disk stays free for the loader."""
 REST_BYTES = 4 << 20
 
 
@@ -51,7 +51,7 @@ class BackgroundCheck:
         self.damage: str | None = None
 
     def touch(self, path: str, info: FileInfo, *, has_own_time: bool) -> None:
-        """Check a file in the background; it was opened for the first time."""
+        """Check a file in the background; called when it is first opened."""
         _checker.add(_Touched(path, info, has_own_time, weakref.ref(self)))
 
 
@@ -88,7 +88,7 @@ class _Checker:
             if key is not None and self._memory.has(key):
                 return
             problems = check_file(Path(file.path), file.info, CheckProgress(lambda _: None), _Pace().rest)
-            # A file that was changed meanwhile is not the one that was checked.
+            # If the file was changed in the meantime, the result is that of another file.
             if not problems and key is not None and key == _key(file):
                 self._memory.add(key)
         if problems:
@@ -102,7 +102,7 @@ class _Pace:
         self._num_bytes, self._since = 0, time.monotonic()
 
     def rest(self, piece: memoryview) -> None:
-        """Note a piece that was read, and sleep if it is time."""
+        """Count a piece that was read, and sleep if reading was too fast."""
         self._num_bytes += len(piece)
         if self._num_bytes >= REST_BYTES:
             seconds = time.monotonic() - self._since
@@ -111,7 +111,8 @@ class _Pace:
 
 
 class _Memory:
-    """The files that processes of this machine found sound; without a cache directory, those of this process."""
+    """The files that this machine has checked without finding damage; without a cache directory, those of this
+    process."""
 
     def __init__(self) -> None:
         from tokenmill.remote.cache import default_folder
@@ -123,7 +124,7 @@ class _Memory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Let one process of the machine check at a time; where there are no locks, each checks for itself."""
+        """Let one process of the machine check at a time; on a file system without locks, each checks for itself."""
         descriptor = None
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,13 +137,13 @@ class _Memory:
             yield
         finally:
             if descriptor is not None:
-                # A child that was forked meanwhile has the descriptor, too.
+                # A child that was forked in the meantime has the descriptor, too.
                 with suppress(OSError):
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
 
     def has(self, key: str) -> bool:
-        """Whether some process of this machine found the file sound."""
+        """Whether a process of this machine has checked the file without finding damage."""
         with suppress(OSError, UnfitFile), open_regular(self._path) as file:
             file.seek(self._num_read)
             data = file.read()
@@ -152,7 +153,7 @@ class _Memory:
         return key in self._known
 
     def add(self, key: str) -> None:
-        """Remember a sound file."""
+        """Record a file without damage."""
         self._known.add(key)
         with suppress(OSError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
@@ -164,7 +165,7 @@ class _Memory:
 
 
 def _key(file: _Touched) -> str | None:
-    """What identifies the bytes of a file on this machine; None if it cannot be looked at."""
+    """The key of a file's bytes on this machine; None if the file is not accessible."""
     try:
         status = os.stat(file.path)  # noqa: PTH116 (one of many thousand)
     except OSError:
@@ -178,7 +179,7 @@ _checker = _Checker()
 
 
 def _forget_thread() -> None:
-    """A forked child has no thread, and the lock may be held by one that does not exist there."""
+    """Start afresh in a forked child: it has no thread, and its copy of the lock may be held by one."""
     global _checker
     _checker = _Checker()
 

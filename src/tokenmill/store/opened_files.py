@@ -40,7 +40,7 @@ class OpenedFiles:
         self._touched: dict[tuple[int, str], str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process maps files for itself.
+        # A forked process maps files for itself.
         return {name: value for name, value in vars(self).items() if name not in {"_checks", "_touched"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -60,7 +60,7 @@ class OpenedFiles:
         return self._infos[shard].get(suffix)
 
     def note(self, shard: int, suffix: str, status: os.stat_result) -> None:
-        """Remember which file the path of a shard's file names."""
+        """Record the identity of a shard's file."""
         if suffix not in self._marks:
             self._marks[suffix] = self._marks_of(suffix)
         self._marks[suffix][shard] = _mark(status)
@@ -75,7 +75,7 @@ class OpenedFiles:
         return all(self._infos)
 
     def watch(self, check: BackgroundCheck) -> None:
-        """Have all files checked that have been opened or will be."""
+        """Check all files, those that are open already and those that will be opened later."""
         if check not in self._checks:
             self._checks.add(check)
             for (shard, suffix), path in list(self._touched.items()):
@@ -86,7 +86,8 @@ class OpenedFiles:
             check.touch(path, info, has_own_time=suffix in self._marks)
 
     def confirm(self, shard: int, suffix: str, path: str, descriptor: int) -> None:
-        """Raise an error if an open file is another one than when the store was opened, with other bytes."""
+        """Raise an error if an open file has other bytes than the file that was at this path when the store was
+        opened."""
         if (shard, suffix) not in self._touched:
             self._touched[shard, suffix] = path
             for check in list(self._checks):

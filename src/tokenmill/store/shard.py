@@ -175,7 +175,8 @@ def publish_shard(folder: Path, shard: ShardInfo, run: str) -> None:
 
 
 class OutputFile:
-    """A file that is written from front to back. The kernel starts to write early, so that a final sync is short."""
+    """A file that is written from front to back. It asks the kernel to start writing early, so that the final sync is
+    short."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +207,7 @@ class OutputFile:
                     left -= count
             except (AttributeError, OSError):
                 pass
-            # The call fails across file systems and does not exist everywhere; both files stand where it stopped.
+            # The call fails across file systems and does not exist everywhere; both files stay where it stopped.
             self._num_bytes -= left
             while piece := source.read(1 << 20):
                 self.write(piece)

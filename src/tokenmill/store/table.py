@@ -43,7 +43,7 @@ class ShardCache(Protocol):
 
     @property
     def reads_ranges(self) -> bool:
-        """Whether parts of files are read where the whole is not needed."""
+        """Whether parts of files may be read by range."""
 
     def pin(self, path: str) -> bool:
         """Keep a file from being evicted, so that it can be mapped; False if it is not here."""
@@ -140,7 +140,7 @@ class ShardTable:
         return table
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process makes mappings of its own.
+        # A forked process makes mappings of its own.
         own = {"_token_addresses", "_pointer_addresses", "_kept", "_lock"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
@@ -199,14 +199,14 @@ class ShardTable:
         return self.stems[shard] + self._suffixes[shard]
 
     def note_files(self) -> None:
-        """Remember which files of tokens the paths name; one without a name cannot be replaced."""
+        """Record the identity of all files of tokens; a file without a name cannot be replaced."""
         for shard in range(len(self.stems)):
             status = os.stat(self._token_path(shard))  # noqa: PTH116
             if status.st_nlink:
                 self.files.note(shard, self._suffixes[shard], status)
 
     def _confirm(self, shard: int, suffix: str) -> Callable[[int], None]:
-        """The check of an open file against what its path named when the store was opened."""
+        """Return the check that an open file is the one that was there when the store was opened."""
         return partial(self.files.confirm, shard, suffix, self.stems[shard] + suffix)
 
     def document_bounds(self, shards: Integers, documents: Integers) -> tuple[Integers, Integers]:

@@ -124,7 +124,8 @@ class Observer:
     def observe(self, counts: Counts) -> None:
         """Show the progress of the run; called several times a second, first when tasks begin.
 
-        The history keeps a moment at intervals. If there are too many, every other one goes and the interval doubles.
+        The history keeps a moment at intervals. If there are too many, every other one is dropped and the interval
+        doubles.
         """
         snapshot = self._take_snapshot(counts)
         self._display.update(snapshot)

@@ -80,7 +80,7 @@ class Completion:
     missing: list[str]
     """Tasks without an entry, with an input that was modified since, or with a missing shard."""
     unread: list[str]
-    """Streams that no process has read to the end; their number of tasks is unknown."""
+    """Streams that have not been read to the end; their number of tasks is unknown."""
     records: list[TaskRecord] = field(default_factory=list)
     """The entries of finished tasks, if they were read."""
 
@@ -257,7 +257,7 @@ def _finish_run(journal: Journal) -> Manifest:
 
 
 def _describe_missing(journal: Journal, plan: Plan, completion: Completion, holders: list[Holder]) -> Incomplete:
-    """Say which ranks have which tasks left; the ranks that run now, or ran last, tell how many there are."""
+    """Say which ranks have which tasks left; the number of ranks is that of the ranks that run now, or ran last."""
     store = journal.store
     attempts = read_attempts(store)
     size = holders[0].share.world_size if holders else attempts[-1].world_size if attempts else 1
@@ -349,7 +349,7 @@ def _render_reject(reject: StoredReject, file: InputFile, lines_before: int) -> 
     if file.format == "parquet":
         row["row"] = reject.position + 1 if reject.line >= 0 else None
     elif file.format == "json":
-        # Positions are in the lines that the reader made from the array, so they mean nothing to a user.
+        # Positions count bytes of the lines that the reader made of the array, which the user never sees.
         row["element"] = reject.line + lines_before + 1 if reject.line >= 0 else None
     else:
         row["line"] = reject.line + lines_before + 1 if reject.line >= 0 else None

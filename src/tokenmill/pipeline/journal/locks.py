@@ -1,4 +1,4 @@
-"""Locks on a store directory: one run may write to it, or the ranks of one run, each once.
+"""Locks on a store directory: one run may write to it, or one process for each rank of a run.
 
 These are kernel locks (flock), which end with the process that holds them, even if it is killed. A disk shared by
 several machines may not support them. Published files are still whole then, because every file is renamed into place
@@ -112,7 +112,7 @@ def locked(store: Path, share: Share = WHOLE) -> Iterator[bool]:
 
 
 def _take_lock(path: Path, share: Share) -> tuple[BinaryIO, bool]:
-    """Take a lock with a few retries: `tokenmill status` and other runs hold it briefly when they test it."""
+    """Take a lock with a few retries: `tokenmill status` and other runs hold it for a moment when they test it."""
     num_tries = 0
     while True:
         file = path.open("a+b", buffering=0)
@@ -199,7 +199,7 @@ def is_lock(name: str) -> bool:
 def sweep_locks(store: Path) -> None:
     """Remove the lock files that no process holds, left by killed processes."""
     for path in store.glob(".*lock"):
-        # This fails for a lock that any process holds, also this one; the holder of the turn lock removes its own file.
+        # This fails for a lock that any process holds, also this one; its holder removes the file of the turn lock.
         if is_lock(path.name):
             with suppress(OSError), path.open("r+b", buffering=0) as file:
                 if lock_if_possible(file, fcntl.LOCK_EX | fcntl.LOCK_NB):

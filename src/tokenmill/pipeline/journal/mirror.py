@@ -95,13 +95,12 @@ class Mirror:
         return sizes.get(name) == num_bytes
 
     def pull(self, store: Path, *, is_outline: bool = False) -> None:
-        """Copy the journal from the bucket, or only the manifest if the store is finished.
-
-        An outline has empty files for the entries of tasks: their names are enough to say which tasks are done.
+        """Copy the journal from the bucket, or only the manifest if the store is finished. In an outline, the entries
+        of tasks are empty files: their names are enough to know which tasks are done.
         """
         for _ in range(TRIES):
             names = self.names()
-            # Another run may just have finished the store and be removing the journal.
+            # Another run may have finished the store a moment ago and be removing the journal.
             with suppress(NoSuchObject):
                 self._pull(store, names, is_outline)
                 return

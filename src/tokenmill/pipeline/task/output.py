@@ -93,7 +93,7 @@ class TaskOutput:
                 )
 
     def reject(self, input: int, reject: Reject) -> None:
-        """Record a reject, or raise it as an error with --on-error fail."""
+        """Record a reject; with --on-error fail, raise it as an error."""
         file = self.job.inputs[input]
         if self.job.on_error == "fail":
             raise DataError(file.shown, reject.detail, _describe_place(file, self.task, reject))

@@ -81,8 +81,8 @@ class TaskRunner:
     def run(self, task: Task, run: str, report: Callable[[Stages], None] = lambda _: None) -> TaskOutput:
         """Tokenize one task to durable files with temporary names; `run` makes these names unique.
 
-        `report` is called after every batch. A damaged frame is found after some of its text was written; the task is
-        then done again without that frame.
+        `report` is called after every batch. If a damaged frame is found after some of its text was written, the task
+        is repeated without that frame.
         """
         counted = Stages()
 
@@ -99,7 +99,7 @@ class TaskRunner:
         return self._run(self._leave_out_damage(task), run, report)
 
     def _leave_out_damage(self, task: Task) -> Task:
-        """Find all damaged frames in the inputs of a task, and end their spans in front of them."""
+        """Find all damaged frames in the inputs of a task, and end each span in front of the damage."""
         spans = []
         for span in task.spans:
             file = self.job.inputs[span.input]

@@ -1,7 +1,6 @@
-"""Stop a run with --on-error skip whose field for the text is wrong, instead of rejecting every record of a file.
-
-A few records without the field are rejects. A whole file without it, or a whole part of one that a task or the parity
-gate reads, is a wrong flag.
+"""Stop a run with --on-error skip if its text field is wrong, instead of rejecting every record of a file. A few
+records without the field are rejects. If no record of a file has it, or of the part that a task or the parity gate
+reads, the flag is wrong.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from tokenmill.text_batch import Reject, TextBatch
 __all__ = ["TextField"]
 
 FILE_RECORDS, PART_RECORDS = 10, 100
-"""How many records without the field show that the flag is wrong, if a whole file or a part of it has no others."""
+"""The flag is wrong if a file, or a part of it, has at least this many records and none has the field."""
 MOST_RECORDS = 10_000
-"""So many first records show it before the end of the file or the part is reached."""
+"""With this many records at the start, the flag is wrong before the end of the file or the part is reached."""
 LACKING = {"missing-field", "no-text-column"}
 UNREADABLE = {"damaged", "invalid-utf8", "malformed-json", "not-an-object"}
-"""Reasons of records that do not show whether they have the field."""
+"""Reasons of rejects that do not show whether the record has the field."""
 
 
 @dataclass

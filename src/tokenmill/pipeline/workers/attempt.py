@@ -1,4 +1,4 @@
-"""One attempt at the tasks of a run: with the chosen engine, or with its reference if the parity gate fails."""
+"""One attempt at the tasks of a run, with the chosen engine, or with its reference if the parity gate fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["Attempt", "make_job"]
 
 @dataclass(frozen=True)
 class Attempt:
-    """Runs what is left of a run's tasks; with the engine's reference when the parity gate finds a difference."""
+    """Runs the remaining tasks of a run, with the engine's reference if the parity gate finds a difference."""
 
     prepared: Prepared
     journal: Journal

@@ -73,7 +73,7 @@ class RunStream(msgspec.Struct, tag=True, frozen=True):
 
 
 class Report(msgspec.Struct, tag=True):
-    """How far a call has come since it was started."""
+    """The progress of a call since it was started."""
 
     task: str = ""
     num_tasks: int = 0

@@ -1,4 +1,4 @@
-"""Which call runs next, and what to do when something happens to one: every core stays busy until the plan is done.
+"""Which call runs next, and what to do when something happens to one: all cores stay busy until the plan is done.
 
 Each task is a call, the largest first; so is the parity gate, and so is reading a stream, a large input that can only
 be read front to back. The executor decides where calls run and retries those that are lost. Two things depend on it:
@@ -174,7 +174,7 @@ class Scheduler:
         return parts
 
     def _fill(self) -> None:
-        """Give the executor as many calls as it should have, and start to read streams while processes would idle."""
+        """Submit as many calls as the executor should have, and start reading streams if processes would be idle."""
         if not self._is_gate_open and not self._starts_early:
             return
         limit = self.budget.num_workers if self._room is None else self._room.limit()
@@ -310,7 +310,7 @@ class Scheduler:
         if isinstance(message, Failed):
             error = message.to_error()
             if isinstance(error, DataError):
-                # Name the file as a user of this machine finds it.
+                # Name the file by its path on this machine.
                 error = type(error)(error.path.removeprefix(f"{Path.cwd()}/"), error.reason, error.place)
             raise error
         del self._items[item.name]
@@ -324,7 +324,7 @@ class Scheduler:
         self._count(item, message.report)
         self.counts.done_bytes += item.disk_bytes - item.credit
         if item.worker is not None and self._at.get(item.worker) is item:
-            # Otherwise the process has started its next call already.
+            # Otherwise the process has already started its next call.
             self.counts.end_task(item.worker)
         if message.run is not None:
             self._publish(message.records[0], message.run)
@@ -359,7 +359,8 @@ class Scheduler:
         self.counts.num_tasks_done += 1
 
     def _on_loss(self, item: Item, event: Lost) -> None:
-        """Resume a stream that made progress between two losses; raise otherwise, as the call may kill its process."""
+        """Resume a stream that made progress between two losses; otherwise raise, because the call may kill its
+        process."""
         self._take_back(item)
         if isinstance(item.order, RunStream) and item.num_tasks:
             item.num_tasks = 0

@@ -1,7 +1,7 @@
 """Carry out one call in a worker process: run the parity gate, tokenize a task, or read a stream.
 
-An order is a few hundred bytes. The job, which is the same for all orders of a run, reaches a process once, and the
-process keeps its engine as long as the job is the same. Every error becomes an answer, so that a run ends with a
+An order is a few hundred bytes. The job, which is the same for all orders of a run, is sent to a process once, and the
+process keeps its engine as long as the job stays the same. Every error becomes an answer, so that a run ends with a
 sentence and never with a hang.
 
 On a cluster, processes share at most a directory or a bucket with the run. Each publishes its own tasks there, and
@@ -95,7 +95,7 @@ def run_call(post: Post, context: bytes, payload: bytes) -> bytes:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         raise
     except RemoteError as error:
-        # This machine may lack a permission or a route that another one has.
+        # Name the machine: it may lack a permission or a route that others have.
         return encode(Failed.from_error(RemoteError(f"{error} (on {socket.gethostname()})"), place))
     except Exception as error:
         if not isinstance(error, OSError) and type(error).__module__ == "builtins":
@@ -153,7 +153,7 @@ class _Worker:
         self._engines.num_recycled = 0
         with ExitStack() as held:
             if not self._shares_disk:
-                # A process that outlives the run holds the store during a call; others hold it all the time.
+                # A process that may outlive the run holds the store during a call only; others hold it all the time.
                 check_claim(self.place, self._digest)
                 held.enter_context(join_workers(Path(self._job.store)))
             thresholds = gc.get_threshold()
@@ -191,7 +191,7 @@ class _Worker:
         return Finished(self._report(), [], numbers=numbers, damage=damage)
 
     def _find_damage(self, stream: Stream, error: UnconfirmedText) -> Damage | None:
-        """Find out what a damaged frame costs, or raise the error if damage ends the run."""
+        """Determine what a damaged frame costs, or raise the error if damage ends the run."""
         file = self._job.inputs[stream.input]
         check_unchanged([file])
         if self._job.stops_at_damage:
@@ -292,7 +292,7 @@ def _find_worker(context: bytes) -> _Worker:
     if worker is None or worker.context != context:
         if worker is not None:
             worker.close()
-        # The old engine goes before a new one is loaded.
+        # Free the old engine before a new one is loaded.
         worker = _here.worker = None
         worker = _here.worker = _Worker(context)
     return worker

@@ -27,7 +27,7 @@ WIDTH = 80
 PACKAGES = ("gigatoken", "tokenizers", "sentencepiece", "tiktoken", "numpy")
 FRAMEWORKS = ("numpy", "torch", "jax", "grain", "tensorflow", "tensorflow_cpu")
 BUSY = 0.5
-"""A machine is called busy if more processes than this want to run, for each core there is."""
+"""A machine is called busy if more processes than this, per core, want to run."""
 
 
 class MachineInfo(msgspec.Struct, frozen=True):
@@ -35,12 +35,12 @@ class MachineInfo(msgspec.Struct, frozen=True):
 
     processor: str
     cores: int
-    """Physical ones that this process may use."""
+    """Physical cores that this process may use."""
     memory_bytes: int
     system: str
     python: str
     load: float
-    """Processes that wanted a core, on average over the last minute."""
+    """The load average of the last minute."""
 
     @classmethod
     def here(cls) -> MachineInfo:

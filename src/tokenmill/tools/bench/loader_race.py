@@ -44,7 +44,7 @@ SECONDS = 0.5
 WARM_UP_BATCHES, WARM_UP_SECONDS = 3, 0.1
 PIECE_TOKENS = 1 << 22
 WORKERS = 2
-"""Of the DataLoader that has worker processes."""
+"""The number of processes of the DataLoader that has any."""
 Pairs = Iterator[tuple[Any, Any]]
 
 
