@@ -1,4 +1,4 @@
-"""A cluster in this process, for tests of what a run asks of one: the same orders and answers, without Ray."""
+"""A cluster inside this process, for tests of what a run submits to one: the same orders and answers, without Ray."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ HERE = Place("here", os.getpid())
 
 
 class Died(BaseException):
-    """What ends a process on a machine of a cluster ends a call here."""
+    """Ends a call here, as a lost process does on a machine of a cluster."""
 
 
 class InlineCluster:
-    """Runs one call a `wait`, in the order they came; `losses` says how often a call is lost, after one task of it."""
+    """Runs one call per `wait`, in order of submission; `losses` says how often a call is lost, each time after one
+    task."""
 
     shares_disk = False
 
@@ -89,7 +90,7 @@ def run_inline(request: Request, cluster: InlineCluster, display: Display | None
 
 
 def local_store(request: Request, out: Path) -> dict[str, bytes]:
-    """The files that the local executor makes of the same request."""
+    """The files that the local executor makes for the same request."""
     flags = {name: getattr(request, name) for name in request.__struct_fields__ if name not in ("inputs", "out")}
     tokenize_here(request.inputs, out, **flags)
     return snapshot(out)

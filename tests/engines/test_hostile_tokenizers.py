@@ -1,4 +1,5 @@
-"""A tokenizer file that is damaged or hostile is refused in one sentence, and a good one is what its library says."""
+"""A tokenizer file that is damaged or hostile is refused in one sentence; a good one has the ids that its library
+gives."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Result:
 
 
 def run_test(test: FaultTest) -> Result:
-    """Run one test within its time; its processes end with it."""
+    """Run one test with a time limit; its processes end with it."""
     first, *rest = test.command.split()
     if first != "-m":
         if not (HERE / first).exists():

@@ -370,7 +370,7 @@ def test_on_paper_it_is_light_and_has_no_controls(browser: Browser, page: Path) 
     assert len(browser.command("Page.printToPDF")["data"]) > 10_000
 
 
-def test_trained_tokens_are_marked_and_said(browser: Browser, supervised_page: Path) -> None:
+def test_trained_tokens_are_marked_and_announced(browser: Browser, supervised_page: Path) -> None:
     browser.open(supervised_page)
     trained = [token.text for token in browser.find_all("#text .trained")]
     assert trained == ["y", "e", "s", "<eos>"]

@@ -143,7 +143,7 @@ def test_a_damaged_copy_in_the_cache_of_a_bucket_is_noticed(tmp_path: Path, s3: 
         tm.load(f"{s3}/tok", seq_len=16, batch_size=2, verify="background", fetch="range")
 
 
-def test_what_has_no_checksum_is_refused(tmp_path: Path) -> None:
+def test_data_without_checksums_is_refused(tmp_path: Path) -> None:
     np.arange(1000, dtype=np.uint16).tofile(tmp_path / "a.bin")
     with pytest.raises(UsageError, match="verify='background' needs checksums, and .* has none"):
         tm.load(tmp_path / "a.bin", seq_len=16, batch_size=2, verify="background")

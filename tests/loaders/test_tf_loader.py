@@ -182,7 +182,7 @@ def test_a_dataset_works_inside_a_compiled_function(stores: list[Any]) -> None:
     assert int(total(loader.dataset())) == sum(int(batch.inputs.sum()) for batch in theirs)
 
 
-def test_a_program_imports_in_silence_and_may_end_while_tensorflow_prefetches(stores: list[Any]) -> None:
+def test_importing_prints_nothing_and_a_program_may_end_while_tensorflow_prefetches(stores: list[Any]) -> None:
     """A thread of TensorFlow that needs Python when the interpreter exits would make it wait forever."""
     program = (
         "import os, sys, time; before = dict(os.environ); import tokenmill as tm, tokenmill.loaders.tf as ours\n"
@@ -203,7 +203,7 @@ def test_a_program_imports_in_silence_and_may_end_while_tensorflow_prefetches(st
     assert (done.stdout, done.stderr) == ("done\n", "seen\n")
 
 
-def test_what_others_write_while_tensorflow_is_imported_is_shown(capfd: Any, monkeypatch: Any) -> None:
+def test_output_of_other_code_while_tensorflow_is_imported_is_shown(capfd: Any, monkeypatch: Any) -> None:
     monkeypatch.delitem(sys.modules, "tensorflow")
     with loaders_tf._without_chatter():
         os.write(2, b"I0000 00:00:1 port.cc:153] oneDNN custom operations are on.\nmine\n")

@@ -102,7 +102,7 @@ def test_an_input_that_changes_during_a_run_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_last_moment_before_the_manifest_counts_too(name: str, tmp_path: Path) -> None:
+def test_a_change_right_before_the_manifest_is_found(name: str, tmp_path: Path) -> None:
     path, out = write(tmp_path / name), tmp_path / "out"
     with pytest.raises(DataError, match="changed while it was read"):
         disturbed(path, out, lambda: shrink(path), task_bytes="100MB")

@@ -170,7 +170,7 @@ def _unit(name: str) -> str:
 
 
 @pytest.mark.parametrize("task_bytes", [1 << 22, 25, 7], ids=lambda size: f"{size}-bytes-per-task")
-def test_skip_keeps_what_is_good_and_tells_the_place_of_the_rest(
+def test_skip_keeps_good_records_and_reports_the_place_of_the_others(
     task_bytes: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     names = sorted(

@@ -228,7 +228,7 @@ def test_a_run_into_a_bucket_can_be_watched(corpus: Path, s3: str) -> None:
         assert (status.state, status.ranks[0].state) == (state, state)
 
 
-def test_what_somebody_else_has_put_there_stays(corpus: Path, s3: str, expected: dict[str, bytes]) -> None:
+def test_files_of_other_programs_in_the_folder_stay(corpus: Path, s3: str, expected: dict[str, bytes]) -> None:
     """Notes, checkpoints, and a store inside the store's place."""
     url = f"{s3}/tok"
     tm.tokenize(str(corpus), url, **flags())
@@ -245,7 +245,7 @@ def test_what_somebody_else_has_put_there_stays(corpus: Path, s3: str, expected:
     assert expected.items() <= before.items()
 
 
-def test_a_run_that_was_overtaken_leaves_the_store_alone(
+def test_a_run_that_was_replaced_by_another_leaves_the_store_alone(
     tmp_path: Path, corpus: Path, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was held up at a task while another run, with other flags, has made the store anew."""
@@ -321,7 +321,7 @@ def test_overwrite_and_what_is_not_ours(corpus: Path, s3: str) -> None:
     assert store.manifest.special_tokens.eos_id is None
 
 
-def test_mistakes_are_sentences(tmp_path: Path, corpus: Path, s3: str) -> None:
+def test_wrong_arguments_are_one_sentence(tmp_path: Path, corpus: Path, s3: str) -> None:
     with pytest.raises(UsageError, match="is a whole bucket; name a folder in it"):
         tm.tokenize(str(corpus), s3, **flags())
     with pytest.raises(UsageError, match="--scratch x is for a store in a bucket"):
@@ -364,7 +364,7 @@ def test_what_needs_a_directory_says_so(tmp_path: Path, corpus: Path, s3: str) -
     assert not Path("s3:").exists()
 
 
-def test_scratch_directories_are_nobody_elses(tmp_path: Path) -> None:
+def test_runs_remove_only_the_scratch_directories_of_killed_runs(tmp_path: Path) -> None:
     """Runs that start at the same time sweep what killed ones have left, and nothing of each other."""
 
     def enter(_: int) -> bool:

@@ -126,7 +126,9 @@ def test_a_wrong_id_anywhere_in_a_long_document_is_found(tmp_path: Path, tiny_to
     assert _differing_documents(Slip(reference, text), reference, [document]) == [document.texts[0]]
 
 
-def test_the_first_screen_and_the_manifest_tell_of_parts(tmp_path: Path, tiny_tokenizer: Path) -> None:
+def test_the_first_screen_and_the_manifest_count_documents_compared_in_parts(
+    tmp_path: Path, tiny_tokenizer: Path
+) -> None:
     write_jsonl(tmp_path / "corpus.jsonl", ["x" * 1_200_000, "short"])
     request = Request.from_flags(
         {"inputs": [str(tmp_path / "corpus.jsonl")], "out": str(tmp_path / "s"), "tokenizer": str(tiny_tokenizer)}
@@ -229,7 +231,7 @@ class ContradictingProcesses(Contradicting, LocalExecutor):
     """Real processes, whose gate reports a difference the first time."""
 
 
-def test_a_difference_falls_back_to_the_reference_loudly(tmp_path: Path, tiny_tokenizer: Path) -> None:
+def test_a_difference_falls_back_to_the_reference_and_says_so(tmp_path: Path, tiny_tokenizer: Path) -> None:
     display = Heard()
     outcome = run(request_for(tmp_path, tiny_tokenizer), display, ContradictingProcesses())
     assert any("gigatoken differs from huggingface on 1 of" in line and "slower" in line for line in display.lines)

@@ -230,7 +230,7 @@ def test_ranks_come_from_the_environment_only_when_asked(
         ("kubernetes", None, {"JOB_COMPLETION_INDEX": "1"}, "does not say of how many; pass --world-size"),
     ],
 )
-def test_what_is_no_rank_is_refused_with_what_to_do(
+def test_an_invalid_rank_is_refused_with_what_to_do(
     rank: int | str | None, world_size: int | None, environment: dict[str, str], message: str
 ) -> None:
     with pytest.raises(tm.UsageError, match=re.escape(message)):
@@ -551,7 +551,7 @@ def said_to_others(action: Callable[[], Any]) -> str:
     return text
 
 
-def test_finish_tells_who_may_only_read_what_is_missing(for_others: Path) -> None:
+def test_finish_lists_what_is_missing_in_a_read_only_directory(for_others: Path) -> None:
     before = snapshot(for_others)
     said = said_to_others(lambda: finish_store(for_others))
     assert f"{for_others} is not complete: " in said and "\nrank 1 of 2: " in said
@@ -564,7 +564,7 @@ def test_finish_tells_who_may_only_read_what_is_missing(for_others: Path) -> Non
     assert snapshot(for_others) == before
 
 
-def test_a_complete_run_that_cannot_be_written_is_told_of(halves: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_run_in_a_read_only_directory_is_reported(halves: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenmill.pipeline.journal.finish.os.access", lambda *_: False)
     with pytest.raises(tm.StoreError, match="has all of its tasks but is read-only here; run tokenmill finish"):
         finish_store(halves)
@@ -577,7 +577,7 @@ def test_a_file_is_no_store_to_finish(tmp_path: Path) -> None:
             look(tmp_path / "a")
 
 
-def test_a_finish_that_was_killed_behind_the_manifest_leaves_nothing_for_ever(
+def test_leftovers_of_a_finish_killed_after_the_manifest_are_removed_by_the_next(
     halves: Path, undisturbed: dict[str, bytes]
 ) -> None:
     finish_store(halves)
@@ -677,7 +677,7 @@ def test_ranks_with_other_flags_or_inputs_are_refused(corpus: Path, tmp_path: Pa
         run_rank(corpus / "a.jsonl", tmp_path / "out", 1, 2)
 
 
-def test_what_is_left_of_a_store_that_was_being_overwritten_is_refused(corpus: Path, tmp_path: Path) -> None:
+def test_the_rest_of_a_store_that_was_being_overwritten_is_refused(corpus: Path, tmp_path: Path) -> None:
     run_rank(corpus, tmp_path / "out", 0, 2)
     (tmp_path / "out" / ".tasks" / "plan.json").unlink()
     with pytest.raises(tm.StoreError, match=r"being overwritten; remove it \(rm -r .*\), then start all ranks again"):
@@ -733,9 +733,7 @@ def test_a_rank_waits_for_the_workers_of_its_killed_predecessor(corpus: Path, tm
             assert rank.result(60).num_own > 0
 
 
-def test_a_rank_sweeps_up_after_itself_and_nobody_else(
-    corpus: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_a_rank_removes_only_its_own_leftovers(corpus: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "out"
     run_rank(corpus, out, 0, 2)
     left: dict[int, list[Path]] = {}
@@ -881,7 +879,7 @@ def shared_by_many(tmp_path: Path) -> Path:
     return out
 
 
-def test_what_many_ranks_have_not_done_is_told_in_a_few_lines(shared_by_many: Path) -> None:
+def test_missing_tasks_of_many_ranks_are_listed_in_a_few_lines(shared_by_many: Path) -> None:
     with hold(shared_by_many, ".rank-7-of-512.lock"), pytest.raises(Incomplete) as caught:
         finish_store(shared_by_many)
     assert str(caught.value).endswith(

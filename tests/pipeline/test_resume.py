@@ -352,7 +352,7 @@ def test_a_large_input_that_was_changed_between_samples_is_read_again(tmp_path: 
     assert snapshot(fresh.path) == snapshot(store.path)
 
 
-def test_a_large_input_that_was_modified_after_the_store_was_finished_is_told_of(tmp_path: Path) -> None:
+def test_a_large_input_that_was_modified_after_the_store_was_finished_is_reported(tmp_path: Path) -> None:
     """Between the samples of a fingerprint, only the time of modification tells."""
     path, small, out = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "out"
     data = bytearray(jsonl(["x" * 999_000 + str(number) for number in range(9)]))
@@ -396,7 +396,7 @@ def test_a_damaged_journal_is_named_or_done_again(stopped: Stopped) -> None:
     assert stopped.run(on_error="skip").manifest.num_documents_in == 12 + 12 + 20 + 5
 
 
-def test_what_was_begun_and_never_done_is_no_obstacle(tmp_path: Path, tiny_tokenizer: Path) -> None:
+def test_an_attempt_that_finished_no_task_is_discarded(tmp_path: Path, tiny_tokenizer: Path) -> None:
     """The advice of an error can be followed: it often names the flag to change."""
     (tmp_path / "a.jsonl").write_bytes(jsonl(["one text", "another"]))
     out = tmp_path / "out"
@@ -455,9 +455,7 @@ def test_the_same_command_on_a_finished_store_says_so_and_writes_nothing(tmp_pat
     )
 
 
-def test_a_finished_store_that_cannot_be_written_is_finished_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_store_that_is_read_only_counts_as_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = tmp_path / "a.jsonl", tmp_path / "out"
     path.write_bytes(jsonl(["one", "two"]))
     tokenize_here(path, out, tokenizer="bytes")
@@ -469,7 +467,7 @@ def test_a_finished_store_that_cannot_be_written_is_finished_all_the_same(
     assert (identities(out), out.stat().st_mtime_ns) == before
 
 
-def test_what_a_kill_after_the_manifest_leaves_is_cleared_away(tmp_path: Path) -> None:
+def test_leftovers_of_a_kill_after_the_manifest_are_removed(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", ["x", "y"])
     out = tmp_path / "out"
     tokenize_here(path, out, tokenizer="bytes", workers=1)
@@ -526,7 +524,7 @@ def test_overwrite_leaves_files_that_are_not_the_stores_own(tmp_path: Path) -> N
     assert (tmp_path / "out" / "train" / "notes.md").exists()
 
 
-def test_an_overwrite_that_was_killed_half_way_can_be_done_again(tmp_path: Path) -> None:
+def test_an_overwrite_that_was_killed_half_way_can_be_repeated(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(jsonl(make_texts(20, 5)))
     out = tmp_path / "out"

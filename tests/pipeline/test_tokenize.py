@@ -329,7 +329,7 @@ def test_an_error_names_the_file_as_the_user_finds_it(tmp_path: Path, monkeypatc
         tokenize_here([str(tmp_path / "data" / "x")], tmp_path / "out3", tokenizer="bytes")
 
 
-def test_json_lines_that_are_called_text_are_read_as_json_lines_and_said_to_be(tmp_path: Path) -> None:
+def test_json_lines_that_are_named_like_text_are_read_as_json_lines_with_a_note(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(jsonl(["one", "two"]))
     done = tokenmill("tokenize", path, "-o", tmp_path / "out", "--tokenizer", "bytes")

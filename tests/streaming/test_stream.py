@@ -293,7 +293,7 @@ def test_where_a_row_comes_up(corpus: Path, tiny_tokenizer: Path, tmp_path: Path
             assert found == leaf[0].tolist()
 
 
-def test_verbose_says_what_it_took(
+def test_verbose_prints_the_time_of_each_window(
     corpus: Path, tiny_tokenizer: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hashes(load(corpus, tmp_path / "tok", tiny_tokenizer, epochs=1, verbose=True))

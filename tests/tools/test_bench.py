@@ -66,7 +66,7 @@ def test_a_verdict_has_ratios_of_medians_and_names_who_cannot_be_told_apart() ->
     assert found == ["a is 1.8x c", "c and d cannot be told apart"]
 
 
-def test_nobody_wins_who_was_measured_once() -> None:
+def test_a_single_run_makes_no_winner() -> None:
     assert judge(figures(a=[1.0], b=[9.0])) == [
         "measured once, so no contender is called faster; pass --repeat 3 or more"
     ]
