@@ -80,7 +80,7 @@ def start(*flags: str | Path, num_ranks: int = 1) -> list[Program[str]]:
 
 
 def finish(processes: list[Program[str]]) -> str:
-    """Wait for all ranks; return what the first one printed, which is all there is."""
+    """Wait for all ranks; return the output of the first one, the only one that prints."""
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), outputs
     assert not any(output for output, _ in outputs[1:])
@@ -135,7 +135,7 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
 
 
 class Whole:
-    """A run that nothing disturbs: 1 rank, 12 steps of 2 accumulations of 2 rows."""
+    """An undisturbed run: 1 rank, 12 steps of 2 accumulations of 2 rows."""
 
     def __init__(self, folder: Path, store: Path) -> None:
         self.flags = ["--data", str(store), "--steps", "12", "--batch-size", "2", "--gradient-accumulation", "2"]

@@ -23,7 +23,7 @@ SECONDS = 30
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that begins now, because the one of an earlier test remembers another cache directory."""
+    """Start a new thread, because the one of an earlier test uses another cache directory."""
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(background_check, "_checker", background_check._Checker())
 

@@ -1,4 +1,4 @@
-"""The loader: one global stream for every world size, exact resuming, batches that are the user's own."""
+"""The loader: one global stream for every world size, exact resuming, batches that own their memory."""
 
 from __future__ import annotations
 
@@ -643,7 +643,7 @@ def test_ranks_come_from_where_the_trainer_keeps_them(monkeypatch: pytest.Monkey
 
 
 class Group:
-    """A process group that says what it is told."""
+    """A process group with given answers."""
 
     def __init__(self, number: int, count: int) -> None:
         self._number, self._count = number, count

@@ -27,7 +27,7 @@ loaders_tf: Any = None
 
 @pytest.fixture(scope="module", autouse=True)
 def _tensorflow() -> None:
-    """Import it when a test runs: it takes seconds, which collecting the tests should not."""
+    """Import TensorFlow when a test runs: it takes seconds, which would slow down test collection."""
     global tf, loaders_tf
     loaders_tf = import_module("tokenmill.loaders.tf")
     tf = loaders_tf.tf
@@ -84,7 +84,7 @@ def test_loading_resumes_in_the_middle_of_a_chunk(stores: list[Any], place: int)
     assert int(again.dataset().cardinality()) == len(whole) - place
     assert_same(again.dataset(), whole[place:])
     assert_same([tuple(batch) for batch in again], whole[place:])
-    # After the end it begins anew, as the loader does.
+    # After the end it starts over, as the loader does.
     assert_same(again.dataset(), whole)
 
 

@@ -1,4 +1,5 @@
-"""The parity gate: a wrong engine is found, nothing is published before it has passed, a difference is loud."""
+"""The parity gate: a wrong engine is found, nothing is published before the gate has passed, and a difference is
+reported."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def test_ten_thousand_tiny_inputs_give_a_thousand_documents_and_2_mb(tmp_path: P
     numbers = sorted(int(document.texts[0].split()[0]) for document in sample.documents)
     assert len(numbers) == len(set(numbers)) >= 1000
     assert sample.num_characters >= 2e6
-    # Wherever reading stops, no stretch of inputs is left out.
+    # The sample is spread over the inputs even if reading stops early.
     assert max(b - a for a, b in pairwise([0, *numbers, 3000])) < 10
     assert len(sample_of(paths[:700]).documents) == 700
 
@@ -141,7 +142,7 @@ def test_the_first_screen_and_the_manifest_count_documents_compared_in_parts(
 
 
 class Listening(LocalExecutor):
-    """Real processes; keeps the gate's answer back until both workers have a task that is not published."""
+    """Real processes; holds the gate's answer back until both workers have an unpublished task."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +187,7 @@ def request_for(folder: Path, tokenizer: Path, **flags: Any) -> Request:
 
 
 class Heard:
-    """A display that remembers what was said."""
+    """A display that records its messages."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Stopping and continuing: the same command goes on, another one is refused, a finished store is left alone."""
+"""Stopping and resuming: the same command resumes, another one is refused, a finished store stays as it is."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str, bytes]]:
-    """What a run gives that nobody stops."""
+    """The store of an undisturbed run."""
     known: dict[Path, dict[str, bytes]] = {}
 
     def run(path: Path) -> dict[str, bytes]:
@@ -155,7 +155,7 @@ def test_a_second_run_at_once_is_refused_with_the_first_ones_process(plain: Path
 
 
 class Stopped:
-    """A folder with inputs and an unfinished store of them, for one test to play with."""
+    """A folder with inputs and an unfinished store of them, which a test may change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -335,7 +335,7 @@ def test_a_touched_large_input_is_read_again_and_others_are_not(tmp_path: Path) 
 
 
 def test_a_large_input_that_was_changed_between_samples_is_read_again(tmp_path: Path) -> None:
-    """Above 8 MiB a fingerprint samples, so the time of modification decides what is done again."""
+    """Above 8 MiB a fingerprint covers a sample, so the modification time decides which tasks are repeated."""
     path = tmp_path / "a.jsonl"
     data = bytearray(jsonl(["x" * 999_000 + str(number) for number in range(9)]) + b"broken\n")
     path.write_bytes(data)
@@ -353,7 +353,7 @@ def test_a_large_input_that_was_changed_between_samples_is_read_again(tmp_path: 
 
 
 def test_a_large_input_that_was_modified_after_the_store_was_finished_is_reported(tmp_path: Path) -> None:
-    """Between the samples of a fingerprint, only the time of modification tells."""
+    """Between the samples of a fingerprint, only the modification time shows a change."""
     path, small, out = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "out"
     data = bytearray(jsonl(["x" * 999_000 + str(number) for number in range(9)]))
     path.write_bytes(data)
@@ -418,7 +418,7 @@ def test_too_many_errors_are_too_many_in_every_attempt(tmp_path: Path) -> None:
     assert tokenize_here(path, tmp_path / "out", **flags, max_errors=4).manifest.num_rejects == 4
 
 
-# Finished stores, and directories that are none.
+# Finished stores, and directories that are not stores.
 
 
 def test_the_same_command_on_a_finished_store_says_so_and_writes_nothing(tmp_path: Path) -> None:
@@ -530,7 +530,7 @@ def test_an_overwrite_that_was_killed_half_way_can_be_repeated(tmp_path: Path) -
     out = tmp_path / "out"
     tokenize_here(path, out, tokenizer="bytes", task_bytes=TASK_BYTES, workers=1)
     expected = snapshot(out)
-    # What is left when the manifest and some shards are gone already, and entries of an older run are not.
+    # The manifest and some shards are already removed, the entries of an older run are not.
     (out / "manifest.json").unlink()
     (out / "train" / "shard-00000-0000.bin").unlink()
     (out / ".tasks").mkdir()
@@ -556,7 +556,7 @@ def test_a_finished_store_that_lost_a_file_is_not_called_finished(name: str, tmp
     assert snapshot(out) == expected
 
 
-# What a power failure may leave: `tests/faults/power_cuts.py` tries all of it, these are what it found.
+# Leftovers of a power failure: `tests/faults/power_cuts.py` tries all of them; these cases once failed.
 
 
 @pytest.fixture
@@ -583,7 +583,7 @@ def test_a_task_whose_rejects_are_gone_is_done_again(damage: Callable[[Path], No
 
 
 def order_of_events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Record which names appear and vanish, and which directories are synced, from now on."""
+    """Record which names are added and removed, and which directories are synced, from now on."""
     events: list[tuple[str, str]] = []
     fsync, replace, unlink, mkdir = os.fsync, os.replace, os.unlink, os.mkdir
 

@@ -1,4 +1,4 @@
-"""Blank lines are passed over at the speed of decompression, and every other line keeps its number and place."""
+"""Blank lines are skipped at the speed of decompression, and every other line keeps its number and place."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ records = st.dictionaries(st.sampled_from(["text", "id", "x"]), json_values, max
 
 
 def expected_reason(value: Any) -> str | None:
-    """What should become of a record, from its plain Python value."""
+    """The expected document or reject of a record, from its plain Python value."""
     if not isinstance(value, dict):
         return "not-an-object"
     if "text" not in value:

@@ -61,7 +61,7 @@ def wait_until(condition: Any, seconds: float = 30) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """The bytes of a cache at one instant: while its lock is held, no file is added or removed."""
+    """The bytes in a cache at one moment: while its lock is held, no file is added or removed."""
     with (folder / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         return sum(size for _, size, _ in Cache(folder, 1)._files())

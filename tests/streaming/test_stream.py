@@ -1,4 +1,5 @@
-"""Batches from raw text: the same order however fast it is tokenized, exact resumes, and the store that tokenize makes."""
+"""Batches from raw text: the same order at any speed of tokenizing, exact resuming, and the store that `tokenize`
+makes."""
 
 from __future__ import annotations
 
@@ -152,7 +153,7 @@ def test_the_beginning_is_the_start_of_the_first_shard(
 
 def test_the_first_batch_comes_long_before_the_text_is_tokenized(tiny_tokenizer: Path, tmp_path: Path) -> None:
     text = write_jsonl(tmp_path / "big.jsonl", make_texts(20_000, seed=4))
-    # One task of all the text, by the slow engine.
+    # All of the text in one task, with the slow engine.
     settings = {"engine": "huggingface", "task_bytes": "256MB", "workers": 1}
     started = time.monotonic()
     loader = load(text, tmp_path / "tok", tiny_tokenizer, **settings)

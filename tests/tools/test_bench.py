@@ -1,4 +1,4 @@
-"""`tokenmill bench`: verdicts that noise cannot win, contenders in fresh processes, figures that add up."""
+"""`tokenmill bench`: verdicts that exceed the noise, contenders in fresh processes, figures that add up."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_documents_come_from_all_files_in_proportion(tmp_path: Path, tiny_tokeni
 
 
 def differing_by_offsets(folder: Path, texts: list[str]) -> int:
-    """The same question asked of Hugging Face's own offsets."""
+    """The same count from Hugging Face's own offsets."""
     from tokenizers import Tokenizer
 
     library = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -195,7 +195,7 @@ def differing_by_offsets(folder: Path, texts: list[str]) -> int:
 
 @pytest.fixture(scope="module")
 def merging_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that has tokens for several line ends and spaces."""
+    """A tokenizer that has tokens for several line ends and spaces."""
     folder = tmp_path_factory.mktemp("merging")
     (folder / "tokenizer.json").write_text(json.dumps(byte_level_config()))
     return folder

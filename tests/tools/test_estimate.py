@@ -38,7 +38,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def store(corpus: Path, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> tm.TokenStore:
-    """The truth about the corpus, in whatever format its texts are."""
+    """The true figures of the corpus, which do not depend on its format."""
     return tm.tokenize(corpus, tmp_path_factory.mktemp("truth") / "out", tokenizer=str(tiny_tokenizer))
 
 

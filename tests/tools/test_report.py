@@ -1,4 +1,4 @@
-"""`report` writes one page that is true, whole in itself, and safe whatever the documents say."""
+"""`report` writes one page with true figures that is self-contained, and safe for any documents."""
 
 from __future__ import annotations
 
@@ -609,7 +609,7 @@ def test_shards_that_were_looked_at_take_no_memory(tmp_path: Path) -> None:
 
 
 def resident_bytes(folder: Path) -> int:
-    """How much of the shards' tokens is in the memory of this process."""
+    """How many bytes of the shards' tokens are in the memory of this process."""
     total, is_here = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):

@@ -1,4 +1,4 @@
-"""`status` tells a finished, a running and a dead run apart, and what to do."""
+"""`status` distinguishes finished, running and dead runs, and says what to do next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`verify` finds whatever is wrong with a store, names it, and finds nothing wrong with a sound one."""
+"""`verify` finds and names every defect of a store, and finds none in a sound one."""
 
 from __future__ import annotations
 
