@@ -160,7 +160,7 @@ def print0(text: str) -> None:
 
 
 def describe_rows(settings: SimpleNamespace) -> tuple[dict[str, Any], bool]:
-    """Return what all loaders are told, and whether some of the data is for validation."""
+    """Return the settings that all loaders share, and whether there is validation data."""
     data = settings.data_config
     rows = {name: getattr(data, name) for name in ("seq_len", "batch_size", "packing", "seed", "document_mask")}
     rows |= {"layout": "maxtext", "vocab_size": settings.model_config.vocab_size}
@@ -177,7 +177,7 @@ def describe_rows(settings: SimpleNamespace) -> tuple[dict[str, Any], bool]:
 
 def make_loader(name: str, data: SimpleNamespace, rows: dict[str, Any], sharding: Any) -> tuple[Any, Any, str | None]:
     """Make a loader; return it, a function that begins its batches, and what to blame when steps wait for them."""
-    if name == "tokenmill":  # A thread fills batches and starts to copy them; the sharding tells rank and world size.
+    if name == "tokenmill":  # A thread fills batches and starts to copy them; the sharding gives rank and world size.
         loader = tm.load(framework="jax", sharding=sharding, prefetch=data.prefetch_buffer_size, **rows)
         return loader, loader.__iter__, None
     rows = {**rows, "framework": name, "rank": jax.process_index(), "world_size": jax.process_count()}

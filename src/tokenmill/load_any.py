@@ -47,11 +47,12 @@ def load(
     tokenizer: str | None = None,
     **settings: Any,
 ) -> Loader:
-    """Make a loader of a store in one line: by default, its batches are shuffled and endless. The source is the path of
-    a store, several paths, an open store, some of its documents, or existing rows, such as a mixture. By default,
-    `make_rows` packs rows with concat and shuffles them with seed 0. `settings` are those of `Loader`: rank,
-    world_size, layout, document_mask, epochs, drop_last, dtype, prefetch, verify, and for torch and JAX where batches
-    should go.
+    """Make a loader of a store in one line: by default, its batches are shuffled and endless.
+
+    The source is the path of a store, several paths, an open store, some of its documents, or existing rows, such as a
+    mixture. By default, `make_rows` packs rows with concat and shuffles them with seed 0. `settings` are those of
+    `Loader`: rank, world_size, layout, document_mask, epochs, drop_last, dtype, prefetch, verify, and for torch and JAX
+    where batches should go.
 
     A store of preference pairs needs `packing="pairs"`, and one of prompts `packing="prompts"`; `seq_len` is then the
     most tokens of either text.

@@ -115,6 +115,7 @@ def _try_reference(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
 
 def _try_rest(tokenizer: Tokenizer) -> None:
     """Let the library read the parts that no check of the fast engine covers: everything but vocabulary and merges.
+
     Loading these as well would delay the start by a quarter of a second for 128,000 tokens.
     """
     if tokenizer.kind == "huggingface":

@@ -129,6 +129,7 @@ def try_encoding(
     file: str, encode: Callable[[list[str]], TokenBatch], vocab_size: int, patterns: Sequence[str] = ()
 ) -> None:
     """Encode a few short texts; refuse a tokenizer that panics, gives ids outside its vocabulary, or takes too long.
+
     The libraries end a search with their `patterns` after some millions of steps, so this call always returns.
     """
     for text in TRIAL:

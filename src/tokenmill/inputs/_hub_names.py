@@ -82,9 +82,10 @@ def find_named(item: str) -> NamedDataset | None:
 
 
 def may_be_on_hub(item: str) -> bool:
-    """Whether an item that is not on this machine may be a data set: a short name, or `owner/name`. A name with the
-    ending of a data file is not one, and neither is a path in an existing folder, so that a typo in a local path is not
-    looked up on the network.
+    """Whether an item that is not on this machine may be a data set: a short name, or `owner/name`.
+
+    A name with the ending of a data file is not one, and neither is a path in an existing folder, so that a typo in a
+    local path is not looked up on the network.
     """
     return find_named(item) is not None or (_is_like_data_set(item) and not Path(item).parent.is_dir())
 

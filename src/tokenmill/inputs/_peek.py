@@ -41,8 +41,10 @@ def _read_blocks(path: str) -> Iterator[bytes]:
 
 
 def count_documents(path: str, limit: int) -> int:
-    """Count documents up to `limit`, and never more than a reader finds. These are rows of Parquet, and lines of JSON
-    that begin like a record; any other file that is not blank counts as one.
+    """Count documents up to `limit`, and never more than a reader finds.
+
+    These are rows of Parquet, and lines of JSON that begin like a record; any other file that is not blank counts as
+    one.
     """
     if path.endswith(".parquet"):
         return _read_footer(path)[0]

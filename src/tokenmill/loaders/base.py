@@ -347,9 +347,10 @@ def batch_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 class _Disk:
-    """Detects by major page faults that rows come from the disk and not from memory. Reading ahead costs half a
-    microsecond a row, in vain if everything is in memory already. So it is on at the start and for a while after such a
-    fault.
+    """Detects by major page faults that rows come from the disk and not from memory.
+
+    Reading ahead costs half a microsecond a row, in vain if everything is in memory already. So it is on at the start
+    and for a while after such a fault.
     """
 
     def __init__(self) -> None:
@@ -365,8 +366,9 @@ class _Disk:
         return self._has_faulted and self.rows_left > 0
 
     def observe(self, num_rows: int) -> None:
-        """Look for page faults while this many rows were filled; another thread may have caused them, too. While there
-        are none, check only now and then.
+        """Look for page faults while this many rows were filled; another thread may have caused them, too.
+
+        While there are none, check only now and then.
         """
         self.rows_left -= num_rows
         self._rows_unseen += num_rows

@@ -90,6 +90,7 @@ class TextReader(DelimitedReader):
 
     def _cut(self, data: bytes | bytearray, num_bytes: int, mark: bytes) -> tuple[list[Piece], Places, Places, int]:
         """Return the pieces (blank lines may be left out), their starts and numbers, and the number of all pieces.
+
         `mark` is a prefix that is not text.
         """
         pieces: list[Piece]

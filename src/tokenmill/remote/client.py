@@ -146,8 +146,9 @@ _ATTEMPTS: dict[str, Callable[[Any, Any, ObjectRequest], Any]] = {
 
 
 def _create(request: ObjectRequest) -> bool:
-    """Write an object that must not exist; False if it exists with the same bytes. If the answer to our own request was
-    lost after the object was written, the retry finds it there.
+    """Write an object that must not exist; False if it exists with the same bytes.
+
+    If the answer to our own request was lost after the object was written, the retry finds it there.
     """
     for _ in range(CREATE_ATTEMPTS):
         try:

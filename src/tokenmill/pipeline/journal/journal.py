@@ -290,8 +290,9 @@ class Journal:
         self._write(self._stream_path(input).name, _StreamEnd(numbers, stamp))
 
     def reopen_stream(self, input: int) -> None:
-        """Remove the record that a stream was read to its end, before it is read again. The last tasks of a damaged
-        stream are withdrawn at its end; after a kill, they must not count as finished.
+        """Remove the record that a stream was read to its end, before it is read again.
+
+        The last tasks of a damaged stream are withdrawn at its end; after a kill, they must not count as finished.
         """
         if self.mirror is not None:
             self.mirror.delete([f"{self.folder.name}/{self._stream_path(input).name}"])

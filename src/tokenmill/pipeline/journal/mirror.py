@@ -95,8 +95,9 @@ class Mirror:
         return sizes.get(name) == num_bytes
 
     def pull(self, store: Path, *, is_outline: bool = False) -> None:
-        """Copy the journal from the bucket, or only the manifest if the store is finished. In an outline, the entries
-        of tasks are empty files: their names are enough to know which tasks are done.
+        """Copy the journal from the bucket, or only the manifest if the store is finished.
+
+        In an outline, the entries of tasks are empty files: their names are enough to know which tasks are done.
         """
         for _ in range(TRIES):
             names = self.names()

@@ -1,6 +1,7 @@
-"""Stop a run with --on-error skip if its text field is wrong, instead of rejecting every record of a file. A few
-records without the field are rejects. If no record of a file has it, or of the part that a task or the parity gate
-reads, the flag is wrong.
+"""Stop a run with --on-error skip if its text field is wrong, instead of rejecting every record of a file.
+
+A few records without the field are rejects. If no record of a file has it, or of the part that a task or the parity
+gate reads, the flag is wrong.
 """
 
 from __future__ import annotations
