@@ -777,7 +777,7 @@ def test_an_error_in_the_thread_reaches_the_user(stores: list[Any], monkeypatch:
     def fail(*_: Any) -> None:
         raise StoreError("the disk is gone")
 
-    monkeypatch.setattr(loader, "_deliver", fail)
+    monkeypatch.setattr(loader, "_make_batches", fail)
     with pytest.raises(StoreError, match="the disk is gone"):
         next(iter(loader))
 

@@ -165,7 +165,7 @@ class Listening(LocalExecutor):
             if isinstance(message, GateResult):
                 self.delayed.append(event)
                 continue
-            if isinstance(message, Finished) and message.run is not None:
+            if isinstance(message, Finished) and message.mark is not None:
                 self.num_held += 1
                 if self.num_held == self.kill_at:
                     os.kill(self._places[event.call].pid, signal.SIGKILL)

@@ -905,8 +905,8 @@ def test_only_the_last_rank_reads_what_others_have_entered(
     monkeypatch.setattr(Journal, "record", lambda self, name: (read.append(name), record(self, name))[1])
     for rank in (0, 1):
         outcome = run_rank(corpus, tmp_path / "out", rank, 3)
-        assert outcome.manifest is None and outcome.stock is not None
-        assert set(outcome.stock.done) == journal_of(tmp_path / "out")
+        assert outcome.manifest is None and outcome.completion is not None
+        assert set(outcome.completion.done) == journal_of(tmp_path / "out")
         assert read == []
     assert run_rank(corpus, tmp_path / "out", 2, 3).manifest is not None
     assert read

@@ -106,7 +106,7 @@ def test_contenders_take_turns_and_one_that_fails_takes_no_further_part(tmp_path
     several = [contender(contenders.append, name, path=path, letter=name) for name in "ab"]
     told: list[str] = []
     left_out: dict[str, str] = {}
-    finishers = race([*several, contender(contenders.crash, "c")], Effort(repeat=3, tell=told.append), left_out)
+    finishers = race([*several, contender(contenders.crash, "c")], Effort(repeat=3, on_stage=told.append), left_out)
     assert Path(path).read_text() == "ababab"
     assert {one.contender.name: one.answers for one in finishers} == {"a": [{}, {}, {}], "b": [{}, {}, {}]}
     assert left_out == {"c": "ValueError: out of luck"}

@@ -125,7 +125,7 @@ def _measure(
     effort = Effort(None if max_mb is None else max(1, int(max_mb * 1e6)), repeat)
     if sys.stderr.isatty():
         with Console(stderr=True).status("looking at the inputs") as status:
-            report = bench(replace(effort, tell=lambda text: status.update(text)))
+            report = bench(replace(effort, on_stage=lambda text: status.update(text)))
     else:
         report = bench(effort)
     if not report.rows:

@@ -223,7 +223,7 @@ def _write_files(groups: Iterator[Any], folder: Path) -> int:
         with _writing(folder):
             if file is not None and (file_bytes >= FILE_BYTES or not file.schema.equals(group.schema)):
                 file.close()
-                _settle(path)
+                _make_durable(path)
                 file = None
             if file is None:
                 path = folder / f"rows-{num_rows:012d}.parquet"
@@ -235,7 +235,7 @@ def _write_files(groups: Iterator[Any], folder: Path) -> int:
     if file is not None:
         with _writing(folder):
             file.close()
-            _settle(path)
+            _make_durable(path)
     return num_rows
 
 
@@ -310,7 +310,7 @@ def _is_unicode(value: Any) -> bool:
     return not isinstance(value, str) or SURROGATE.search(value) is None
 
 
-def _settle(path: Path) -> None:
+def _make_durable(path: Path) -> None:
     """Make a file durable, and derive its time of modification from its content.
 
     If a resumed run writes the dataset again, equal files then count as unchanged.

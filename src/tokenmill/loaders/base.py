@@ -95,7 +95,7 @@ class Loader:
         self._document_mask = flag(document_mask, "document_mask")
         self._prefetch = whole_number(prefetch, "prefetch", 0)
         self._epochs, self._drop_last = epochs, flag(drop_last, "drop_last")
-        self._settle()
+        self._find_end()
         self._pool = BufferPool(batch_dtype(dtype))
         self._disk = _Disk()
         self._check = None if verify is None else self._start_check(verify)
@@ -125,9 +125,9 @@ class Loader:
         if self._check is not None and self._check.damage is not None:
             raise StoreError(self._check.damage)
 
-    def _settle(self) -> None:
+    def _find_end(self) -> None:
         """Find the first row at which no batch begins; it is unknown while text is being tokenized."""
-        self._is_settled = self.rows.is_known
+        self._is_end_known = self.rows.is_known
         self._num_rows = self._end = count_rows(self.rows, self._epochs)
         if self._num_rows is None or not self._drop_last:
             return
@@ -202,9 +202,9 @@ class Loader:
         if self._has_ended:
             self.seek(0)
         self._generation += 1
-        return self._hand_over(self._generation)
+        return self._batches(self._generation)
 
-    def _hand_over(self, generation: int) -> Iterator[Any]:
+    def _batches(self, generation: int) -> Iterator[Any]:
         """Yield batches one by one; moving the loader, or iterating over it again, invalidates this iterator."""
         chunks = self._chunks(self._next_row)
         if self._prefetch:
@@ -233,11 +233,11 @@ class Loader:
         disk = self._disk = _Disk()
         coming: deque[Chunk] = deque()
         while chunk := coming.popleft() if coming else next(plan, None):
-            if self._is_settled and (self.rows.is_remote or disk.rows_left > 0):
+            if self._is_end_known and (self.rows.is_remote or disk.rows_left > 0):
                 for following in itertools.islice(plan, CHUNKS_AHEAD - len(coming)):
                     following.will_need()
                     coming.append(following)
-            batches = self._deliver(chunk.fill(self._pool))
+            batches = self._make_batches(chunk.fill(self._pool))
             self._check_files()
             disk.observe(chunk.stop - chunk.start)
             # Keep no reference to a filled chunk, or its memory could not be reused.
@@ -273,16 +273,16 @@ class Loader:
 
     def _num_left(self, row: int) -> int:
         """Count the batches that begin from a row on; while text is being tokenized, those whose rows exist."""
-        if not self._is_settled:
+        if not self._is_end_known:
             num_ready = self.rows.wait_for(row + self.global_batch_size)
             if not self.rows.is_known:
                 return (num_ready - row) // self.global_batch_size
-            self._settle()
+            self._find_end()
         if self._end is None:
             return 1 << 40
         return max(0, -(-(self._end - row) // self.global_batch_size))
 
-    def _deliver(self, chunk: Chunk) -> list[Any]:
+    def _make_batches(self, chunk: Chunk) -> list[Any]:
         """Return the batches of a chunk as the user gets them."""
         count = len(chunk.inputs)
         if self._is_plain:

@@ -170,7 +170,7 @@ class _PlainLoader(Loader):
 
     def __iter__(self) -> Iterator[Any]:
         self._generation += 1
-        return self._hand_over(self._generation)
+        return self._batches(self._generation)
 
     def go_to_step(self, step: int) -> None:
         """Continue with a batch; a step past the last one is the end."""
@@ -180,8 +180,8 @@ class _PlainLoader(Loader):
     def _num_left(self, row: int) -> int:
         return super()._num_left(row + self._rows_before)
 
-    def _deliver(self, chunk: Chunk) -> list[Any]:
-        return [_plain(batch) for batch in super()._deliver(chunk)]
+    def _make_batches(self, chunk: Chunk) -> list[Any]:
+        return [_plain(batch) for batch in super()._make_batches(chunk)]
 
 
 def _plain(batch: Any) -> Any:

@@ -135,12 +135,12 @@ class TfLoader(Loader):
         keep the dataset's iterator in a `tf.train.Checkpoint`.
         """
         start = self._next_row if self._num_left(self._next_row) else 0
-        if not self._is_settled and self._epochs is not None:
+        if not self._is_end_known and self._epochs is not None:
             raise UsageError("tf.data needs to know the number of batches; tokenize first, or leave epochs out")
-        num_batches = self._num_left(start) if self._is_settled else 1 << 40
+        num_batches = self._num_left(start) if self._is_end_known else 1 << 40
         specs = map_parts(self._spec, self._parts(self._chunk(start, 1)), self._is_flat)
         # Parts of a layout may have another length in every batch, and then cannot be stacked.
-        can_join = self._is_plain and self._is_settled
+        can_join = self._is_plain and self._is_end_known
         at_once = max(1, CHUNK_TOKENS // (self.batch_size * self.rows.seq_len)) if can_join else 1
 
         @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]

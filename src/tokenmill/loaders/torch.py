@@ -96,7 +96,7 @@ class TorchLoader(Loader):
                 chunk = self._resolve(row, 1)
                 # Copy, so that a batch that the user keeps does not hold the shared memory of the workers.
                 chunk.inputs, chunk.targets = np.stack([part.numpy()[None] for part in batch])
-                yield self._deliver(chunk)
+                yield self._make_batches(chunk)
             else:
                 yield [map_parts(self._wrap, batch)]
             row += self.global_batch_size

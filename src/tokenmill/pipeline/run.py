@@ -64,7 +64,7 @@ class Outcome:
     """None while other ranks have work to do."""
     observer: Observer | None
     share: Share = WHOLE
-    stock: Completion | None = None
+    completion: Completion | None = None
     """How much of the whole run is done, if this was a rank of it."""
     num_own: int = 0
     """The number of finished tasks of this rank."""

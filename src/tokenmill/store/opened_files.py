@@ -79,9 +79,9 @@ class OpenedFiles:
         if check not in self._checks:
             self._checks.add(check)
             for (shard, suffix), path in list(self._touched.items()):
-                self._hand_over(check, shard, suffix, path)
+                self._submit(check, shard, suffix, path)
 
-    def _hand_over(self, check: BackgroundCheck, shard: int, suffix: str, path: str) -> None:
+    def _submit(self, check: BackgroundCheck, shard: int, suffix: str, path: str) -> None:
         if (info := self.info(shard, suffix)) is not None:
             check.touch(path, info, has_own_time=suffix in self._marks)
 
@@ -91,7 +91,7 @@ class OpenedFiles:
         if (shard, suffix) not in self._touched:
             self._touched[shard, suffix] = path
             for check in list(self._checks):
-                self._hand_over(check, shard, suffix, path)
+                self._submit(check, shard, suffix, path)
         marks = self._marks.get(suffix)
         if marks is None:
             return

@@ -36,7 +36,7 @@ class TaskOutput:
     journal: Journal
     task: Task
     dtype: str
-    run: str
+    mark: str
     """The suffix of the names of its temporary files."""
     num_parsed: int = 0
 
@@ -99,7 +99,7 @@ class TaskOutput:
             raise DataError(file.shown, reject.detail, _describe_place(file, self.task, reject))
         self._rejects[reject.reason] += reject.num_documents
         if self._reject_file is None:
-            path = Path(f"{self.journal.rejects_path(self.task.name)}.{self.run}.tmp")
+            path = Path(f"{self.journal.rejects_path(self.task.name)}.{self.mark}.tmp")
             self._reject_file = path.open("wb")
         line = reject.line + self.task.first_line if reject.line >= 0 else -1
         stored = StoredReject(input=input, **(msgspec.structs.asdict(reject) | {"line": line}))
@@ -153,25 +153,25 @@ class TaskOutput:
                 f"{split}/shard-{self.task.name}",
                 dtype=self.dtype,
                 keep_keys=settings.reading.keep_keys,
-                run=self.run,
+                run=self.mark,
                 beside=beside,
                 has_pairs=holds == "pairs",
             )
         return self._writers[split]
 
 
-def publish_task(journal: Journal, record: TaskRecord, run: str) -> None:
+def publish_task(journal: Journal, record: TaskRecord, mark: str) -> None:
     """Rename the files of a finished task into place and write its journal entry.
 
-    `run` is the suffix of their temporary names. A process may publish files that another process made.
+    `mark` is the suffix of their temporary names. A process may publish files that another process made.
     """
     if record.rejects:
         path = str(journal.rejects_path(record.name))
-        os.replace(f"{path}.{run}.tmp", path)  # noqa: PTH105
+        os.replace(f"{path}.{mark}.tmp", path)  # noqa: PTH105
         # The entry is in the same directory; without this, it might survive a power failure alone.
         sync_directory(journal.folder)
     for split, shard in record.shards.items():
-        publish_shard(journal.store, shard, run)
+        publish_shard(journal.store, shard, mark)
         sync_directory(journal.store / split)
     journal.commit(record)
 

@@ -168,7 +168,7 @@ class _Worker:
                     return self._run_stream(order)
                 output = self._tokenize(order.task)
                 record = self._publish(output) if order.publish else output.record
-                return Finished(self._report(), [record], None if order.publish else output.run)
+                return Finished(self._report(), [record], None if order.publish else output.mark)
             finally:
                 gc.set_threshold(*thresholds)
 
@@ -257,7 +257,7 @@ class _Worker:
         try:
             if not self._shares_disk:
                 check_claim(self.place, self._digest)
-            publish_task(self._journal, output.record, output.run)
+            publish_task(self._journal, output.record, output.mark)
         except BaseException:
             output.discard()
             raise

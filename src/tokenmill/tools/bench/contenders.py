@@ -77,7 +77,7 @@ class Effort:
     max_bytes: int | None = None
     """Of the data; if None, enough for about a minute."""
     repeat: int = 3
-    tell: Callable[[str], None] = lambda _text: None
+    on_stage: Callable[[str], None] = lambda _text: None
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def race(contenders: Sequence[Contender], effort: Effort, left_out: dict[str, st
         for runner in runners:
             name = runner.contender.name
             if name not in left_out:
-                effort.tell(f"{stage}: {name}")
+                effort.on_stage(f"{stage}: {name}")
                 try:
                     run(runner)
                 except Failure as failure:

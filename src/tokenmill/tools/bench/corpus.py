@@ -97,7 +97,7 @@ class Workplace:
         self.reference: EngineName = REFERENCES[self.tokenizer.kind]
         self.settings = {"tokenizer": str(folder / "tokenizer"), "documents": str(folder / "documents.jsonl")}
         """The settings that all contenders need."""
-        effort.tell("reading documents")
+        effort.on_stage("reading documents")
         self.corpus = self._write(PROBE_BYTES)
         speed = self.speed(self.reference)
         self.corpus = self._write(effort.max_bytes or int(min(MOST_BYTES, max(LEAST_BYTES, speed * seconds))))
