@@ -7,7 +7,6 @@ still unknown is an error; nothing is guessed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from json import JSONDecoder
 
@@ -34,7 +33,7 @@ __all__ = [
     "reader_for",
 ]
 
-READERS: dict[str, Callable[[ReadOptions], Reader]] = {
+READERS: dict[str, type[Reader]] = {
     "json": JsonReader,
     "jsonl": JsonlReader,
     "parquet": ParquetReader,

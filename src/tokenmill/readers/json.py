@@ -22,6 +22,7 @@ class JsonReader(JsonlReader):
     Positions are bytes of the JSON lines that `adapt` makes, and lines are elements.
     """
 
+    unit = "element"
     splittable = False
 
     def adapt(self, stream: ByteStream) -> ByteStream:

@@ -35,6 +35,7 @@ class ParquetReader(Reader):
     """Reads rows of Parquet files; the text is a column of strings or bytes, or such a field of a struct column."""
 
     counts_rows = True
+    unit = "row"
     splittable = True
 
     def __init__(self, options: ReadOptions) -> None:

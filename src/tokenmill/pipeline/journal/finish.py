@@ -28,6 +28,7 @@ from tokenmill.pipeline.journal.locks import Holder, find_directory, find_holder
 from tokenmill.pipeline.journal.mirror import pulled
 from tokenmill.pipeline.plan.ranks import Share, join_ranks, membership, ownership
 from tokenmill.pipeline.plan.tasks import Plan
+from tokenmill.readers import READERS
 from tokenmill.regular_files import MOST_JSON_BYTES, open_regular
 from tokenmill.remote.paths import input_path
 from tokenmill.store.manifest import (
@@ -346,13 +347,11 @@ def _join_rejects(journal: Journal, records: list[TaskRecord], inputs: list[Inpu
 
 def _render_reject(reject: StoredReject, file: InputFile, lines_before: int) -> bytes:
     row: dict[str, object] = {"file": file.name}
-    if file.format == "parquet":
-        row["row"] = reject.position + 1 if reject.line >= 0 else None
-    elif file.format == "json":
-        # Positions count bytes of the lines that the reader made of the array, which the user never sees.
-        row["element"] = reject.line + lines_before + 1 if reject.line >= 0 else None
-    else:
-        row["line"] = reject.line + lines_before + 1 if reject.line >= 0 else None
+    unit = READERS[file.format].unit
+    number = reject.position if unit == "row" else reject.line + lines_before
+    row[unit] = number + 1 if reject.line >= 0 else None
+    if unit == "line":
+        # For an array, positions count bytes of the lines that the reader made of it, which the user never sees.
         row["byte"] = reject.position
     row |= {"reason": reject.reason, "detail": reject.detail}
     if reject.num_documents > 1:

@@ -20,6 +20,7 @@ from tokenmill.pipeline.input_file import InputFile
 from tokenmill.pipeline.journal.journal import Journal, StoredReject, TaskRecord
 from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.plan.tasks import Task
+from tokenmill.readers import READERS
 from tokenmill.remote.paths import InputPath, input_path
 from tokenmill.store.shard import ShardWriter, publish_shard
 from tokenmill.supervision.masks import Weights
@@ -178,7 +179,8 @@ def publish_task(journal: Journal, record: TaskRecord, mark: str) -> None:
 
 def _describe_place(file: InputFile, task: Task, reject: Reject) -> str | None:
     """Describe the position of a reject in its input, counted from 1; in bytes if documents are not lines."""
-    if file.format == "parquet":
+    unit = READERS[file.format].unit
+    if unit == "row":
         return f"row {reject.position + 1}" if reject.line >= 0 else None
     if reject.line < 0:
         return f"byte {reject.position}"
@@ -186,7 +188,7 @@ def _describe_place(file: InputFile, task: Task, reject: Reject) -> str | None:
     number = task.first_line + reject.line
     if task.spool is None and len(task.spans) == 1 and span.start > 0:
         number = _count_line_ends(input_path(file.path), reject.position)
-    return f"{'element' if file.format == 'json' else 'line'} {number + 1}"
+    return f"{unit} {number + 1}"
 
 
 def _count_line_ends(path: InputPath, stop: int) -> int:
