@@ -150,7 +150,7 @@ def make_step(settings: SimpleNamespace, shapes: Any, mesh: Mesh) -> Any:
 # Data
 
 PARTS = ("inputs", "targets", "inputs_segmentation", "inputs_position", "targets_segmentation")
-NEXT_LOADER = {"grain": "tf", "tf": "tokenmill"}  # The one to use where the package of another is missing.
+NEXT_LOADER = {"grain": "tf", "tf": "tokenmill"}  # The loader to use if the package of another is missing.
 
 
 def print0(text: str) -> None:
@@ -208,7 +208,7 @@ def open_loader(name: str, data: SimpleNamespace, rows: dict[str, Any], sharding
     try:
         made = make_loader(name, data, rows, sharding)
     except tm.MissingDependencyError as error:
-        print0(f"{error}; going on with loader {NEXT_LOADER[name]}")
+        print0(f"{error}; continuing with loader {NEXT_LOADER[name]}")
         return open_loader(NEXT_LOADER[name], data, rows, sharding)
     print0(f"loader {name}: {data.batch_size} rows of {data.seq_len} tokens a process")
     if data.worker_count and name != "grain":
@@ -343,7 +343,7 @@ def train(run: SimpleNamespace) -> None:
         is_last = step == config.steps
         is_saved = is_last or (config.checkpoint_every > 0 and step % config.checkpoint_every == 0)
         is_logged = is_last or step % config.log_every == 0
-        if is_logged or is_saved:  # A run that resumes here does not come by these steps again.
+        if is_logged or is_saved:  # A run that resumes here does not do these steps again.
             with clock.part("sync"):
                 read = {number: float(loss) for number, loss in jax.device_get(losses).items()}
             append(config.loss_log, (f"{number} {loss!r}" for number, loss in read.items()))
@@ -384,7 +384,7 @@ def main() -> None:
     parser.add_argument("--steps", metavar="N", help="the same as --set train_config.steps=N")
     flags = parser.parse_args()
     changes = flags.set + ([f"train_config.steps={flags.steps}"] if flags.steps else [])
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # What Orbax logs, it raises as well.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax also raises what it logs.
     smaller = "data_config.batch_size, data_config.seq_len or model_config.width; or set model_config.remat"
     with tm.exit_on_error(f"lower {smaller} or train_config.shard_parameters to true"):
         settings = read_settings(flags.config, changes)

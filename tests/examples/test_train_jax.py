@@ -299,7 +299,7 @@ def test_without_grain_tf_data_gives_the_same_rows(
     output = trainer.run(capsys, *settings, without=("grain",))
     assert (
         "framework='grain' needs a package that is not installed: pip install 'tokenmill[jax]'; "
-        "going on with loader tf\nloader tf: 4 rows of 64 tokens a process\n"
+        "continuing with loader tf\nloader tf: 4 rows of 64 tokens a process\n"
         "data_config.worker_count has no effect: loader tf"
     ) in output
     assert trainer.losses == whole.losses
@@ -310,8 +310,8 @@ def test_without_grain_and_tensorflow_tokenmill_gives_the_same_rows(
     whole: Trainer, trainer: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = trainer.run(capsys, "data_config.loader=grain", without=("grain", "tensorflow"))
-    assert "going on with loader tf\n" in output and "pip install 'tokenmill[tf]'" in output
-    assert "going on with loader tokenmill\nloader tokenmill: 4 rows" in output
+    assert "continuing with loader tf\n" in output and "pip install 'tokenmill[tf]'" in output
+    assert "continuing with loader tokenmill\nloader tokenmill: 4 rows" in output
     assert trainer.losses == whole.losses
 
 
