@@ -1,5 +1,4 @@
-"""Locks of the kernel (flock) without waiting. The kernel releases a lock when its process ends, even if that process
-is killed."""
+"""Kernel locks (flock) without waiting; a lock ends with its process, even if that is killed."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ class Died(BaseException):
 
 
 class InlineCluster:
-    """Runs one call per `wait`, in order of submission; `losses` says how often a call is lost, each time after one
-    task."""
+    """Runs one call per `wait`, in order of submission; `losses`: how often a call is lost, each time after a task."""
 
     shares_disk = False
 

@@ -1,5 +1,4 @@
-"""Shuffling in blocks: every row once per epoch, from the shards of one block at a time, and the tree says how well
-rows are shuffled."""
+"""Shuffling in blocks: every row once per epoch, one block of shards at a time, with its quality in the tree."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Mixing: shares are kept at every prefix, sources run through their rows in order, weights change without a lost or
-repeated row."""
+"""Mixing: shares are kept at every prefix, sources give their rows in order, weights change without losing a row."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Order: a true permutation of any size, without correlation, another one in every epoch, and the same in every
-release."""
+"""Order: a true permutation of any size, without correlation, another one per epoch, the same in every release."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A tokenizer file that is damaged or hostile is refused in one sentence; a good one has the ids that its library
-gives."""
+"""A damaged or hostile tokenizer file is refused in one sentence; a good one has the ids of its library."""
 
 from __future__ import annotations
 

@@ -152,8 +152,7 @@ class Disk:
         _make(change, directory.now)
 
     def cuts(self, rng: random.Random, num_mixed: int) -> Iterator[Tree]:
-        """Yield the trees that may survive: the extremes, each change of names lost or kept alone, and random
-        mixtures."""
+        """Yield the trees that may survive: the extremes, single changes of names lost or kept, random mixtures."""
         changes = [id(change) for change in self._pending(self._root)]
         for loss in LOSSES:
             yield self._tree(lambda _: True, loss, rng)

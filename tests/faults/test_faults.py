@@ -34,8 +34,7 @@ def test_ten_kills_at_random_instants_change_nothing(tmp_path: Path) -> None:
 
 
 class SlowRun:
-    """A run whose tasks are several blocks, of a quarter of a second each, so that a test can kill a worker in the
-    middle of one."""
+    """A run whose tasks have several blocks of a quarter of a second, so that a worker can be killed in one."""
 
     def __init__(self, folder: Path, tokenizer: Path) -> None:
         self.path = folder / "a.jsonl"

@@ -1,5 +1,4 @@
-"""One virtual environment for each project that reads our exports or writes files that we open: their dependencies
-clash."""
+"""A virtual environment for each project that reads our exports or writes files for us: dependencies clash."""
 
 from __future__ import annotations
 

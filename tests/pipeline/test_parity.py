@@ -1,5 +1,4 @@
-"""The parity gate: a wrong engine is found, nothing is published before the gate has passed, and a difference is
-reported."""
+"""The parity gate: a wrong engine is found and reported, and nothing is published before the gate has passed."""
 
 from __future__ import annotations
 

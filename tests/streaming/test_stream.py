@@ -1,5 +1,4 @@
-"""Batches from raw text: the same order at any speed of tokenizing, exact resuming, and the store that `tokenize`
-makes."""
+"""Batches from raw text: the same order at any speed, exact resuming, and the store that `tokenize` makes."""
 
 from __future__ import annotations
 

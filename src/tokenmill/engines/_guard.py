@@ -76,8 +76,7 @@ _redirection = _Redirection()
 
 @contextmanager
 def guarded(file: str, what: str = "cannot be loaded") -> Iterator[None]:
-    """Run a block that calls a library with a tokenizer from `file`; turn its exception into a `DataError` on the
-    file."""
+    """Run a block that calls a library; turn any exception into a `DataError` about the tokenizer in `file`."""
     _redirection.enter()
     has_failed = True
     try:

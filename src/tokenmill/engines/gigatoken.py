@@ -141,8 +141,7 @@ def _buffer(texts: PackedTexts) -> Any:
 
 
 def _splits_buffers(backend: Any) -> bool:
-    """Whether gigatoken splits a buffer at our separator; for models with byte fallback, a separator must be a
-    character."""
+    """Whether gigatoken splits a buffer at our separator; with byte fallback, only a character can separate texts."""
     try:
         return len(_flatten(backend.encode_batch(_buffer(PackedTexts.of(["a", "b"])), parallel=False))) == 2
     except ValueError:

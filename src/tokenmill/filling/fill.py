@@ -237,8 +237,7 @@ def _locate_group(group: list[tuple[Documents, ResolvedRows]], num_rows: int) ->
 
 
 def _range(spans: _LocatedSpans, start: int, stop: int) -> tuple[int, int, Integers | None]:
-    """Return which of these rows are in a range of the chunk, and their places in it; None if they are the whole
-    range."""
+    """Return which of these rows are in a range of the chunk, and their places in it (None: the whole range)."""
     if spans.at is None:
         return start, stop, None
     low, high = np.searchsorted(spans.at, (start, stop)).tolist()

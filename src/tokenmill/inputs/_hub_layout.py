@@ -299,8 +299,7 @@ def _divide(name: str, configs: Mapping[str, Any], words: Sequence[str]) -> tupl
 def _choose_split(
     name: str, configs: Mapping[str, Any], config: str, split: str | None, splits: Mapping[str, Any], *, is_alone: bool
 ) -> str:
-    """The split that was asked for, else the only one, else `train`; a partial split is read only if the user names
-    it."""
+    """The split that was asked for, else the only one, else `train`; a partial split only if the user names it."""
     whole = [one for one in splits if not one.startswith(PARTIAL)]
     chosen = split or (whole[0] if len(whole) == 1 else "train")
     if chosen in splits:

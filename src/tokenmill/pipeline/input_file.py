@@ -118,8 +118,7 @@ class Span(msgspec.Struct, frozen=True):
     start: int = 0
     stop: int | None = None
     damage: Damage | None = None
-    """If set, the input is known to be damaged: its text up to the damaged frame is read, then the damage is
-    reported."""
+    """If set, the text up to this known damage is read, and then the damage is reported."""
 
 
 def inspect_inputs(inputs: Sequence[Input], format: str, options: ReadOptions) -> list[InputFile]:
@@ -296,8 +295,7 @@ class TextStream:
 
 
 def find_damage(file: InputFile, options: ReadOptions) -> Damage | None:
-    """Read a compressed input from front to back, and count the documents that a damaged frame costs; None if there is
-    none."""
+    """Read a compressed input to its end, and count the documents that a damaged frame costs; None without damage."""
     with closing(TextStream(file, options)) as stream:
         delimiter = stream.reader.delimiter
         confirmed = num_after = 0

@@ -68,8 +68,7 @@ def overlaps_itself(delimiter: bytes) -> bool:
 
 
 def next_document(file: RawFile, offset: int, delimiter: bytes, limit: int | None = None) -> int:
-    """Find the start of the first document at or after `offset`; if there is none, the end of the file, or a place
-    after `limit`."""
+    """Find the start of the first document at or after `offset`; else the end of the file, or a place after `limit`."""
     if offset <= 0:
         return 0
     position = max(0, offset - len(delimiter))

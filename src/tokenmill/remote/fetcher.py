@@ -49,8 +49,7 @@ class Fetcher:
         self._pause_until = 0.0
 
     def prefetch(self, files: Iterable[CacheEntry]) -> None:
-        """Download files in the background, in this order; `raise_failure` raises an error that retries did not
-        resolve."""
+        """Download files in the background, in this order; `raise_failure` raises errors that remain after retries."""
         if self._process != os.getpid():
             self._reset()
         if time.monotonic() < self._pause_until:

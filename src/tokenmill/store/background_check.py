@@ -111,8 +111,7 @@ class _Pace:
 
 
 class _Memory:
-    """The files that this machine has checked without finding damage; without a cache directory, those of this
-    process."""
+    """The undamaged files that this machine has checked; without a cache directory, those of this process."""
 
     def __init__(self) -> None:
         from tokenmill.remote.cache import default_folder

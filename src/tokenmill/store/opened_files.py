@@ -32,7 +32,7 @@ class OpenedFiles:
 
     def __init__(self, infos: Sequence[Mapping[str, FileInfo]]) -> None:
         self._infos = list(infos)
-        self._marks: dict[str, npt.NDArray[np.uint64]] = {}
+        self._identities: dict[str, npt.NDArray[np.uint64]] = {}
         self._forget_process()
 
     def _forget_process(self) -> None:
@@ -51,8 +51,8 @@ class OpenedFiles:
     def join(cls, parts: Sequence[OpenedFiles]) -> OpenedFiles:
         """Concatenate the shards of several stores."""
         joined = cls([info for part in parts for info in part._infos])
-        for suffix in {suffix for part in parts for suffix in part._marks}:
-            joined._marks[suffix] = np.concatenate([part._marks_of(suffix) for part in parts])
+        for suffix in {suffix for part in parts for suffix in part._identities}:
+            joined._identities[suffix] = np.concatenate([part._identities_of(suffix) for part in parts])
         return joined
 
     def info(self, shard: int, suffix: str) -> FileInfo | None:
@@ -61,12 +61,12 @@ class OpenedFiles:
 
     def note(self, shard: int, suffix: str, status: os.stat_result) -> None:
         """Record the identity of a shard's file."""
-        if suffix not in self._marks:
-            self._marks[suffix] = self._marks_of(suffix)
-        self._marks[suffix][shard] = _mark(status)
+        if suffix not in self._identities:
+            self._identities[suffix] = self._identities_of(suffix)
+        self._identities[suffix][shard] = _identity(status)
 
-    def _marks_of(self, suffix: str) -> npt.NDArray[np.uint64]:
-        known = self._marks.get(suffix)
+    def _identities_of(self, suffix: str) -> npt.NDArray[np.uint64]:
+        known = self._identities.get(suffix)
         return np.zeros((len(self._infos), 2), np.uint64) if known is None else known
 
     @property
@@ -83,30 +83,29 @@ class OpenedFiles:
 
     def _submit(self, check: BackgroundCheck, shard: int, suffix: str, path: str) -> None:
         if (info := self.info(shard, suffix)) is not None:
-            check.touch(path, info, has_own_time=suffix in self._marks)
+            check.touch(path, info, has_own_time=suffix in self._identities)
 
     def confirm(self, shard: int, suffix: str, path: str, descriptor: int) -> None:
-        """Raise an error if an open file has other bytes than the file that was at this path when the store was
-        opened."""
+        """Raise an error if an open file has other bytes than the one at its path when the store was opened."""
         if (shard, suffix) not in self._touched:
             self._touched[shard, suffix] = path
             for check in list(self._checks):
                 self._submit(check, shard, suffix, path)
-        marks = self._marks.get(suffix)
-        if marks is None:
+        identities = self._identities.get(suffix)
+        if identities is None:
             return
         status = os.fstat(descriptor)
-        known = marks[shard].tolist()
-        if known == [0, 0] or known == _mark(status):
+        known = identities[shard].tolist()
+        if known == [0, 0] or known == _identity(status):
             return
         info = self.info(shard, suffix)
         if info is not None and info.bytes == status.st_size:
             with open(descriptor, "rb", buffering=0, closefd=False) as file:
                 if hash_file(file) == info:
-                    marks[shard] = _mark(status)
+                    identities[shard] = _identity(status)
                     return
         raise StoreError(f"{path} was replaced or changed while the store was open; open the store again")
 
 
-def _mark(status: os.stat_result) -> list[int]:
+def _identity(status: os.stat_result) -> list[int]:
     return [status.st_ino & _MASK, status.st_mtime_ns & _MASK]

@@ -175,8 +175,7 @@ def publish_shard(folder: Path, shard: ShardInfo, run: str) -> None:
 
 
 class OutputFile:
-    """A file that is written from front to back. It asks the kernel to start writing early, so that the final sync is
-    short."""
+    """A file that is written front to back; the kernel is asked to start early, so that the final sync is short."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

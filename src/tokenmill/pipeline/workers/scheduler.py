@@ -359,8 +359,7 @@ class Scheduler:
         self.counts.num_tasks_done += 1
 
     def _on_loss(self, item: Item, event: Lost) -> None:
-        """Resume a stream that made progress between two losses; otherwise raise, because the call may kill its
-        process."""
+        """Resume a stream that made progress between two losses; otherwise raise, as the call may kill its process."""
         self._take_back(item)
         if isinstance(item.order, RunStream) and item.num_tasks:
             item.num_tasks = 0
