@@ -38,7 +38,7 @@ from tokenmill.pipeline.journal.resume import RunState, begin_or_resume, check_s
 from tokenmill.pipeline.plan.budget import Budget, make_budget, make_cluster_budget
 from tokenmill.pipeline.plan.prepare import Prepared, prepare
 from tokenmill.pipeline.plan.ranks import WHOLE, Share, membership
-from tokenmill.pipeline.plan.tasks import Plan
+from tokenmill.pipeline.plan.tasks import Plan, make_plan
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.signals import Interrupted, SignalReceived, signals_as_exceptions
 from tokenmill.pipeline.workers.attempt import Attempt
@@ -179,7 +179,14 @@ def make_store(
     with _locked(store, prepared.share) as has_locks:
         journal = Journal(store, prepared.share, os.urandom(4).hex(), mirror)
         with taking_turns(store):
-            state = begin_or_resume(journal, prepared, plan, may_discard=has_locks)
+            # Called for a new run only, because planning may read inputs; a resumed run has the plan of its journal.
+            state = begin_or_resume(
+                journal,
+                prepared,
+                lambda files: plan or make_plan(files, prepared.settings),
+                order=plan.order if plan is not None else None,
+                may_discard=has_locks,
+            )
         if isinstance(state, Manifest):
             if mirror is None:
                 check_sizes(store, state)
