@@ -1,4 +1,4 @@
-# `make demo` and `make test` are all a new machine needs: each builds .venv from PyPI by itself.
+# On a new machine, `make demo` or `make test` is enough: both build .venv from PyPI.
 
 PYTHON ?= python3
 VENV := .venv
@@ -42,20 +42,20 @@ test-kills: $(VENV)/all
 test-faults: $(VENV)/all
 	$(BIN)/python tests/faults/run.py
 
-# The tests of the C code with AddressSanitizer and UndefinedBehaviorSanitizer compiled into it, in build/sanitizers; prints a tally.
+# The C code with AddressSanitizer and UndefinedBehaviorSanitizer compiled into it, in build/sanitizers; prints a tally.
 test-sanitizers: $(VENV)/all
 	$(BIN)/python tests/faults/sanitizers.py
 
-# Hours of load: 50 GB of text with random kills, 10^9 rows with resumes; goes on where it was stopped, keeps figures.
+# Hours of load: 50 GB of text with random kills, 10^9 rows with resumes; resumes after a stop, and keeps its figures.
 test-soak: $(VENV)/all
 	$(BIN)/python tests/faults/soak.py --text-gb 50 --rows 1e9
 
-# The readers of JSON lines, streams, indices, manifests and states, fuzzed with atheris from .interop; MINUTES for each of five.
+# Fuzz the readers of JSON lines, streams, indices, manifests and states with atheris, each for MINUTES.
 MINUTES ?= 10
 fuzz: $(VENV)/all
 	$(BIN)/python tests/faults/fuzz.py --minutes $(MINUTES)
 
-# Stores and exports read by the other projects' own readers, and what these write read here, each in an environment of its own.
+# Stores and exports read by the other projects' own readers, and files that these write; an environment for each.
 test-interop: $(VENV)/all
 	$(BIN)/python tests/interop/run.py
 	$(BIN)/python tests/interop/other_writers.py
@@ -68,7 +68,7 @@ test-browser: $(VENV)/all
 	test -d .interop/selenium || $(BIN)/python -m pip install --quiet --target .interop/selenium "selenium>=4.20"
 	PYTHONPATH=.interop/selenium REQUIRE_BROWSER=1 $(BIN)/python -m pytest tests/interop/test_browser.py
 
-# What takes minutes of the reference trainers: compiled models, their own self-checks, waiting for data.
+# The slow tests of the reference trainers: compiled models, their self-checks, waiting for data.
 test-train: $(VENV)/all
 	$(BIN)/python -m pytest -m slow tests/examples/test_train_torch.py tests/examples/test_train_jax.py
 
@@ -76,15 +76,15 @@ test-train: $(VENV)/all
 test-ceph: $(VENV)/all
 	$(BIN)/python tests/cluster/ceph.py
 
-# The same in short against Azurite, Microsoft's emulator of its own store (npm); prints a tally.
+# A shorter version of these tests against Azurite, Microsoft's emulator (npm); prints a tally.
 test-azure: $(VENV)/all
 	$(BIN)/python tests/cluster/azure.py
 
-# Job arrays and steps on a real Slurm of one node on loopback (Debian: slurm-wlm munge), a rank requeued and one killed; prints a tally.
+# Job arrays on a real Slurm on loopback (Debian: slurm-wlm munge), a rank requeued and one killed; prints a tally.
 test-slurm: $(VENV)/all
 	$(BIN)/python tests/cluster/slurm.py
 
-# Stores made on a real Ray cluster of three nodes on loopback: workers, nodes and drivers killed, compared byte by byte; prints a tally.
+# A real Ray cluster of three nodes on loopback: workers, nodes and drivers killed, bytes compared; prints a tally.
 test-ray: $(VENV)/all
 	$(BIN)/python -m tests.cluster.ray_faults --rounds 3
 
@@ -100,7 +100,7 @@ bench: $(VENV)/all
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
 
-# The S3 server of the tests; without it they are skipped, and say so.
+# The S3 server of the tests; if it cannot be installed, tests of object stores are skipped with a message.
 .interop/moto/ready: | $(VENV)/all
 	-$(BIN)/python -c "from tests.support.object_server import moto_server; moto_server()"
 

@@ -150,7 +150,7 @@ def make_step(settings: SimpleNamespace, shapes: Any, mesh: Mesh) -> Any:
 # Data
 
 PARTS = ("inputs", "targets", "inputs_segmentation", "inputs_position", "targets_segmentation")
-NEXT_LOADER = {"grain": "tf", "tf": "tokenmill"}  # The one to use where the package of another is missing.
+NEXT_LOADER = {"grain": "tf", "tf": "tokenmill"}  # The loader to use if the package of another is missing.
 
 
 def print0(text: str) -> None:
@@ -160,7 +160,7 @@ def print0(text: str) -> None:
 
 
 def describe_rows(settings: SimpleNamespace) -> tuple[dict[str, Any], bool]:
-    """Return what all loaders are told, and whether some of the data is for validation."""
+    """Return the settings that all loaders share, and whether there is validation data."""
     data = settings.data_config
     rows = {name: getattr(data, name) for name in ("seq_len", "batch_size", "packing", "seed", "document_mask")}
     rows |= {"layout": "maxtext", "vocab_size": settings.model_config.vocab_size}
@@ -177,7 +177,7 @@ def describe_rows(settings: SimpleNamespace) -> tuple[dict[str, Any], bool]:
 
 def make_loader(name: str, data: SimpleNamespace, rows: dict[str, Any], sharding: Any) -> tuple[Any, Any, str | None]:
     """Make a loader; return it, a function that begins its batches, and what to blame when steps wait for them."""
-    if name == "tokenmill":  # A thread fills batches and starts to copy them; the sharding tells rank and world size.
+    if name == "tokenmill":  # A thread fills batches and starts to copy them; the sharding gives rank and world size.
         loader = tm.load(framework="jax", sharding=sharding, prefetch=data.prefetch_buffer_size, **rows)
         return loader, loader.__iter__, None
     rows = {**rows, "framework": name, "rank": jax.process_index(), "world_size": jax.process_count()}
@@ -208,7 +208,7 @@ def open_loader(name: str, data: SimpleNamespace, rows: dict[str, Any], sharding
     try:
         made = make_loader(name, data, rows, sharding)
     except tm.MissingDependencyError as error:
-        print0(f"{error}; going on with loader {NEXT_LOADER[name]}")
+        print0(f"{error}; continuing with loader {NEXT_LOADER[name]}")
         return open_loader(NEXT_LOADER[name], data, rows, sharding)
     print0(f"loader {name}: {data.batch_size} rows of {data.seq_len} tokens a process")
     if data.worker_count and name != "grain":
@@ -343,7 +343,7 @@ def train(run: SimpleNamespace) -> None:
         is_last = step == config.steps
         is_saved = is_last or (config.checkpoint_every > 0 and step % config.checkpoint_every == 0)
         is_logged = is_last or step % config.log_every == 0
-        if is_logged or is_saved:  # A run that resumes here does not come by these steps again.
+        if is_logged or is_saved:  # A run that resumes here does not do these steps again.
             with clock.part("sync"):
                 read = {number: float(loss) for number, loss in jax.device_get(losses).items()}
             append(config.loss_log, (f"{number} {loss!r}" for number, loss in read.items()))
@@ -384,7 +384,7 @@ def main() -> None:
     parser.add_argument("--steps", metavar="N", help="the same as --set train_config.steps=N")
     flags = parser.parse_args()
     changes = flags.set + ([f"train_config.steps={flags.steps}"] if flags.steps else [])
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # What Orbax logs, it raises as well.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax also raises what it logs.
     smaller = "data_config.batch_size, data_config.seq_len or model_config.width; or set model_config.remat"
     with tm.exit_on_error(f"lower {smaller} or train_config.shard_parameters to true"):
         settings = read_settings(flags.config, changes)

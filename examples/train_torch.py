@@ -53,7 +53,7 @@ add("--tokenizer", metavar="T", help="read --data as text and tokenize it while 
 add("--cache", type=Path, metavar="DIR", help="where tokens of text are kept; default: below --checkpoint-path")
 add("--val-fraction", type=float, metavar="F", help="share of the text that is kept for validation")
 add("--packing", choices=["concat", "best-fit", "pad"], default="concat", help="how documents become rows")
-add("--document-mask", action=argparse.BooleanOptionalAction, default=True, help="keep documents of a row apart")
+add("--document-mask", action=argparse.BooleanOptionalAction, default=True, help="mask documents from each other")
 add("--num-workers", type=int, default=0, metavar="N", help="processes that fill batches; a store needs none")
 add("--prefetch", type=int, metavar="N", help="chunks filled ahead in a thread; default: 2 on CUDA, else 0")
 add("--config", choices=CONFIGS, default="tiny", help="size of the model")

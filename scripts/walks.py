@@ -39,7 +39,7 @@ class Walk:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count what this thread and every thread started meanwhile enters."""
+        """Count the functions that this thread, and threads started in the meantime, enter."""
         threading.setprofile(self._profile)
         sys.setprofile(self._profile)
         try:

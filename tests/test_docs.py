@@ -1,4 +1,4 @@
-"""Every command and every Python block in README and docs runs as it stands, and no line is too long to read."""
+"""Every command and every Python block in README and docs runs as written, and no line is too long."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def name_of(page: Path) -> str:
 
 @pytest.fixture
 def workplace(tmp_path: Path, tiny_tokenizer: Path) -> Path:
-    """What the pages take for granted: a corpus, a tokenizer and a few odd files."""
+    """The files that pages assume: a corpus, a tokenizer and a few others."""
     texts = make_texts(120, seed=4)
     meta = [{"source": f"s{number % 3}"} for number in range(60)]
     write_jsonl(tmp_path / "corpus" / "a.jsonl", texts[:60], id=list(range(60)), meta=meta)

@@ -19,6 +19,8 @@ LEVELS = [
     {
         "errors",
         "arguments",
+        "checksum",
+        "file_lock",
         "formatting",
         "machine",
         "program",
@@ -85,6 +87,9 @@ ONLY_IN = {
     "matplotlib": {"tools/bench/plots.py"},
     "obstore": {"remote/client.py", "remote/remote_errors.py"},
 }
+
+
+DOCS = ROOT.parents[1] / "docs" / "architecture.md"
 
 
 def level_of(part: str) -> int:
@@ -161,9 +166,7 @@ PIPELINE = [
 SAME_NAME = {
     "base",
     "parquet",  # a reader and a format
-    "hub",  # inputs and tokenizers of the Hub
     "local",  # inputs and processes of this machine
-    "profile",
 }
 """Base names that two modules may have: backends of two seams with the same subject."""
 
@@ -207,6 +210,17 @@ def test_helpers_are_imported_inside_their_own_folder_only() -> None:
                     assert own == folder, f"{path.relative_to(ROOT)} imports {module}, a helper of {'/'.join(folder)}"
 
 
+def test_the_page_on_architecture_names_every_room_and_only_files_that_exist() -> None:
+    page = DOCS.read_text()
+    rooms = page.partition("## Rooms")[2].partition("\n## ")[0]
+    parts = set().union(*LEVELS) - {"__main__"}
+    assert {part for part in parts if re.search(rf"[`/ ]{part}[`/ ]", rooms) is None} == set()
+    named = set(re.findall(r"`((?:\w+/)*\w+\.(?:py|c))`", page))
+    assert named
+    exist = [path.as_posix() for folder in (ROOT, ROOT.parents[1] / "tests") for path in folder.rglob("*.*")]
+    assert {name for name in named if not any(path.endswith(f"/{name}") for path in exist)} == set()
+
+
 def test_no_two_modules_have_one_name() -> None:
     names: dict[str, list[str]] = {}
     for path in FILES:
@@ -247,7 +261,7 @@ def test_files_and_functions_are_short() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="code objects have no qualified names")
-@pytest.mark.parametrize(("walk", "most_functions", "most_files"), [("tokenize", 301, 55), ("load", 108, 17)])
+@pytest.mark.parametrize(("walk", "most_functions", "most_files"), [("tokenize", 305, 56), ("load", 108, 17)])
 def test_the_walks_of_a_document_and_of_a_batch_get_no_longer(walk: str, most_functions: int, most_files: int) -> None:
     script = Path(__file__).parents[1] / "scripts" / "walks.py"
     done = subprocess.run([sys.executable, str(script), walk], capture_output=True, text=True, check=True)

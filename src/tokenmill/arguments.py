@@ -1,6 +1,6 @@
 """Checks of arguments: each returns the value in the right type, or raises a `UsageError`.
 
-Numbers of numpy are accepted as numbers, and bools are not: `rank=True` is a mistake, `rank=np.int64(1)` is none.
+NumPy numbers are accepted, and bools are not: `rank=True` is an error, `rank=np.int64(1)` is not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 LARGEST = 1 << 64
-"""No count or size is larger, and a much larger number would be too long to print."""
+"""The largest count or size that is accepted; a much larger number would be too long to print."""
 MOST_ROWS = 1 << 62
 """Rows are counted over all epochs in 64 bits, with space for a batch after the last one."""
 
@@ -71,7 +71,7 @@ def positive(value: Any, name: str, most: float = LARGEST) -> Any:
 
 
 def flag(value: Any, name: str) -> bool:
-    """Check for True or False, of Python or numpy."""
+    """Check for True or False, as a bool of Python or NumPy."""
     if type(value).__name__ not in ("bool", "bool_"):
         raise UsageError(f"{name} {show(value)} must be True or False")
     return bool(value)

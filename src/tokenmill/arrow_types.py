@@ -1,4 +1,4 @@
-"""Types of columns of Arrow tables. Inputs and readers both look them up; the two do not import each other."""
+"""Column types of Arrow tables, for inputs and for readers, which do not import each other."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def holds_strings(kind: Any) -> bool:
 
 
 def holds_bytes(kind: Any) -> bool:
-    """Whether a column has bytes, perhaps in a dictionary: Impala, Hive and older Spark write strings so."""
+    """Whether a column has bytes, perhaps in a dictionary: Impala, Hive and older Spark write strings this way."""
     return str(_held(kind)) in BYTES
 
 

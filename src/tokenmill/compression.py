@@ -24,14 +24,14 @@ LARGEST_WINDOW_BYTES = 1 << 31
 
 
 class ByteStream(Protocol):
-    """Bytes in order. A read returns up to `size` bytes, and none only at the end."""
+    """A stream of bytes. A read returns up to `size` of them, and returns none only at the end."""
 
     def read(self, size: int, /) -> bytes:
         """Return the next bytes."""
 
 
 class DamagedInput(Exception):
-    """A stream cannot be read any further; the caller already has every byte before this point.
+    """The stream cannot be read past this point; the caller already has every byte before it.
 
     `output_lost` is for the decompressors below: the call that failed had produced bytes before it failed.
     `num_documents` is how many documents the damage costs, as far as is known.

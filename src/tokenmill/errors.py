@@ -41,7 +41,7 @@ class DataError(TokenmillError):
 
 
 class StoreError(TokenmillError):
-    """A store that is damaged, of another format, locked or not finished."""
+    """A store that is damaged, locked, unfinished or of another format."""
 
 
 class MissingDependencyError(TokenmillError):

@@ -43,7 +43,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """Cut a text to `most` characters, the last of which is then an ellipsis."""
+    """Shorten a text to `most` characters; a shortened one ends in an ellipsis."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

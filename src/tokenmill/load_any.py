@@ -49,10 +49,10 @@ def load(
 ) -> Loader:
     """Make a loader of a store in one line: by default, its batches are shuffled and endless.
 
-    The source is the path of a store, several paths, an open store, some of its documents, or rows that are made
-    already, such as a mixture. By default, `make_rows` packs rows with concat and shuffles them with seed 0.
-    `settings` are those of `Loader`: rank, world_size, layout, document_mask, epochs, drop_last, dtype, prefetch,
-    verify, and for torch and JAX where batches should go.
+    The source is the path of a store, several paths, an open store, some of its documents, or existing rows, such as a
+    mixture. By default, `make_rows` packs rows with concat and shuffles them with seed 0. `settings` are those of
+    `Loader`: rank, world_size, layout, document_mask, epochs, drop_last, dtype, prefetch, verify, and for torch and JAX
+    where batches should go.
 
     A store of preference pairs needs `packing="pairs"`, and one of prompts `packing="prompts"`; `seq_len` is then the
     most tokens of either text.
@@ -63,7 +63,7 @@ def load(
     With a `tokenizer`, the source is raw text, which is tokenized into the store `cache` while the model trains; see
     `stream`, which takes the same settings.
     """
-    making = _given(packing=packing, long_documents=long_documents, shuffle=shuffle, seed=seed)
+    row_settings = _given(packing=packing, long_documents=long_documents, shuffle=shuffle, seed=seed)
     remote = _given(cache_dir=cache_dir, cache_bytes=cache_bytes, fetch=fetch)
     blocks = _given(block_tokens=block_tokens)
     if tokenizer is not None:
@@ -71,15 +71,15 @@ def load(
         _refuse({**blocks, **remote, **checked}, "is for stores, and this is raw text; leave it out")
         from tokenmill.streaming.stream import stream
 
-        told = {**making, **_given(split=split, vocab_size=vocab_size)}
-        return stream(source, seq_len, batch_size, tokenizer=tokenizer, framework=framework, **told, **settings)  # type: ignore[arg-type]
+        passed = {**row_settings, **_given(split=split, vocab_size=vocab_size)}
+        return stream(source, seq_len, batch_size, tokenizer=tokenizer, framework=framework, **passed, **settings)  # type: ignore[arg-type]
     if batch_size is None:
         raise UsageError("load needs a batch_size, the number of rows in a batch of one rank")
     if isinstance(source, Rows):
         if seq_len is not None and whole_number(seq_len, "seq_len") != source.seq_len:
             raise UsageError(f"seq_len {seq_len} is not that of the rows, {source.seq_len}; leave it out")
-        told = {**making, **blocks, **_given(split=split), **remote}
-        _refuse(told, "has no effect: the rows are made already; leave it out")
+        passed = {**row_settings, **blocks, **_given(split=split), **remote}
+        _refuse(passed, "has no effect: the rows are made already; leave it out")
         rows = source
         for leaf in rows.leaves():
             check_vocabulary(leaf.documents.name, leaf.documents.vocab_size, vocab_size)
@@ -90,7 +90,7 @@ def load(
         check_vocabulary(documents.name, documents.vocab_size, vocab_size)
         if seq_len is None:
             raise UsageError("load needs a seq_len, the number of tokens in a row")
-        rows = make_rows(documents, seq_len=seq_len, **making, **blocks)
+        rows = make_rows(documents, seq_len=seq_len, **row_settings, **blocks)
     loader = make_loader(rows, framework=framework, batch_size=batch_size, others=load.__kwdefaults__ or (), **settings)
     if shuffle == BLOCKS and loader.rank == 0:
         print(f"tokenmill: {rows.title()}", file=sys.stderr)
@@ -139,8 +139,8 @@ def make_rows(
     else:
         rows = pack(documents, seq_len=seq_len, method=packing, seed=seed, **given)  # type: ignore[arg-type]
     if shuffle == BLOCKS:
-        told = DEFAULT_BLOCK_TOKENS if block_tokens is None else block_tokens
-        return shuffle_rows(rows, seed=seed, block_tokens=told)
+        size = DEFAULT_BLOCK_TOKENS if block_tokens is None else block_tokens
+        return shuffle_rows(rows, seed=seed, block_tokens=size)
     if block_tokens is not None:
         raise UsageError(f"block_tokens={show(block_tokens)} has no effect without shuffle='blocks'; leave it out")
     if isinstance(shuffle, str):
@@ -149,7 +149,7 @@ def make_rows(
 
 
 def _warn_of_small_cache(rows: Rows, documents: Documents, fetch: str | None) -> None:
-    """Warn if shards cannot be fetched whole, because the cache does not hold what this order needs at once."""
+    """Warn if shards cannot be fetched whole, because the cache does not hold all that this order needs at a time."""
     room = documents.table.room_bytes or 0
     so = f"do not fit the cache of {room:,} bytes, so rows are read by range, which is slow; pass a larger cache_bytes"
     if isinstance(rows, BlockShuffledRows):

@@ -1,7 +1,7 @@
 """The cores and the memory that a process may use.
 
-Containers and schedulers limit a process by affinity masks and cgroups, which plain counts of
-cores and memory ignore. A process that uses the memory of the whole machine would be killed there.
+Containers and schedulers limit a process by affinity masks and cgroups, which plain counts of cores and memory ignore.
+A process that used all of the machine's memory would be killed there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -47,6 +48,17 @@ def processor_name() -> str:
         lines = []
     named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
+
+
+def describe_machine() -> dict[str, Any]:
+    """What a measurement depends on: the system, the processor, cores, memory and Python."""
+    return {
+        "system": platform.platform(),
+        "processor": processor_name(),
+        "cores": usable_cores(),
+        "memory_bytes": int(psutil.virtual_memory().total),
+        "python": platform.python_version(),
+    }
 
 
 def usable_cores() -> int:

@@ -1,4 +1,4 @@
-"""How a program of tokenmill ends: with one sentence and an exit code if a user can change what went wrong."""
+"""How a program of tokenmill ends: an error that the user can fix is one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenmill.errors import MissingDependencyError, TokenmillError, UsageError
 __all__ = ["exit_on_error"]
 
 OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|RESOURCE_EXHAUSTED", re.IGNORECASE)
-"""How torch and JAX, which have no error of their own for every device, report a lack of memory."""
+"""What torch and JAX write if memory runs out on a device for which they have no exception type."""
 
 
 @contextmanager

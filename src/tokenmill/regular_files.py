@@ -1,7 +1,7 @@
-"""Open a file only if it is a regular one of a sane size: a file that someone else made must not hang or fill memory.
+"""Open a file only if it is a regular one of a sane size, so that a hostile file can neither hang nor fill memory.
 
-A FIFO blocks whoever opens it, a device never ends, and a sparse file of a terabyte takes no disk. The type and size
-are those of the open descriptor, so the file cannot be exchanged between the check and the read. Errors are `OSError`s
+Opening a FIFO blocks, a device never ends, and a sparse file of a terabyte takes no disk space. The type and size are
+those of the open descriptor, so the file cannot be exchanged between the check and the read. Errors are `OSError`s
 whose `strerror` says what the file is: code that handles a missing or unreadable file handles these, too.
 """
 
@@ -25,12 +25,12 @@ _KINDS = (
 
 
 class UnfitFile(OSError):
-    """A file that is not read, because it is no regular file or too large."""
+    """A file that is not read, because it is not a regular file or is too large."""
 
 
 def regular_descriptor(path: str | os.PathLike[str], most_bytes: int | None = None) -> tuple[int, int]:
     """Open a regular file for reading; return its descriptor, which the caller closes, and its size."""
-    # Without O_NONBLOCK, opening a FIFO waits for a writer. Reads of regular files do not heed it.
+    # Without O_NONBLOCK, opening a FIFO waits for a writer. It has no effect on reads of regular files.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         return descriptor, _check(os.fstat(descriptor), path, most_bytes)
@@ -49,7 +49,7 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int = MOST_JSON_BYTES
     """Read all bytes of a regular file of at most `most_bytes`."""
     descriptor, size = regular_descriptor(path, most_bytes)
     with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor has no path)
-        # Not to the end of the file: it may be growing.
+        # Read no further than this size, because the file may be growing.
         return file.read(size)
 
 

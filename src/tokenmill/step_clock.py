@@ -21,7 +21,7 @@ __all__ = ["PARTS", "StepClock"]
 
 PARTS = {
     "data": "waiting for the next batch",
-    "copy": "handing it to the device",
+    "copy": "copying it to the device",
     "compute": "forward, backward, optimizer",
     "sync": "waiting for the device",
     "python": "everything else in the loop",
@@ -30,10 +30,10 @@ PARTS = {
 ON_DEVICE = ("copy", "compute")
 OUTSIDE = "outside"
 WARMUP_STEPS = 10
-"""Steps that are left out, because they compile, allocate and fill caches."""
+"""Warm-up steps are left out: they compile, allocate and fill caches."""
 WORTH_BLAMING = 0.01
 PEAK_TERAFLOPS = {"A100": 312, "H100 80GB HBM3": 989, "H100 PCIe": 756, "H200": 989, "NVIDIA B200": 2250, "L40S": 362}
-"""What makers state for dense bfloat16 matrices, by a part of the device's name."""
+"""The makers' figures for dense bfloat16 matrices, by a part of the device's name."""
 
 Item = TypeVar("Item")
 
@@ -149,7 +149,7 @@ class StepClock:
 
     @property
     def peak_flops(self) -> float | None:
-        """What the device could compute in a second, or None if that is not known."""
+        """The peak FLOP/s of the device, or None if it is unknown."""
         name = "" if self._cuda is None else self._cuda.get_device_name(self._device)
         return next((1e12 * peak for known, peak in PEAK_TERAFLOPS.items() if known in name), None)
 

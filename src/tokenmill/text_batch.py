@@ -1,7 +1,7 @@
 """The data that flows while tokenizing: a batch of texts from a reader, then the tokens of an engine.
 
 A `TextBatch` is about one megabyte of input, so that parsing stays in the CPU cache and progress is smooth. Readers do
-not raise for a bad record. They add a `Reject` to the batch, and the pipeline decides whether to stop or to log it.
+not raise for a bad record. They add a `Reject` to the batch, and the pipeline decides whether to stop or to record it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 
 class Refusal(NamedTuple):
-    """Why a record, or a number of them, is not tokenized: a reason from a small set, and one sentence of detail."""
+    """Why one or more records are not tokenized: a reason from a small set, and one sentence of detail."""
 
     reason: str
     detail: str
@@ -44,7 +44,7 @@ class Refusal(NamedTuple):
 
 
 def shorten(text: str, limit: int = 190) -> str:
-    """Cut a detail to one readable line, without characters that control a terminal."""
+    """Shorten a detail to one readable line, without characters that control a terminal."""
     if not text.isprintable():
         text = show_safely(" ".join(text.split()))
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -42,7 +42,7 @@ COMMANDS = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory with one input and files that are no good."""
+    """A working directory with one input and several unusable files."""
     folder = tmp_path_factory.mktemp("cli")
     (folder / "a.jsonl").write_bytes(jsonl(["one", "two"]))
     (folder / "empty").mkdir()
@@ -155,7 +155,7 @@ def test_an_unknown_command_is_refused_and_none_shows_help() -> None:
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
-def test_help_fits_80_columns_and_tells_every_flag(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_fits_80_columns_and_lists_every_flag(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
     done = tokenmill_here(*([name] if name else []), "--help", env={"COLUMNS": "80"})
     assert done.returncode == 0, done.stderr
@@ -255,7 +255,7 @@ def test_progress_ends_with_all_of_it(folder: Path, tmp_path: Path) -> None:
 
 
 def test_warnings_have_the_level_of_warnings(folder: Path, tmp_path: Path) -> None:
-    """And a field to keep that no record has is one."""
+    """A field to keep that no record has gives a warning."""
     arguments = ["tokenize", "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes", "--keep-keys", "text,nope"]
     done = tokenmill_here(*arguments, "--log-json", cwd=folder)
     events = [json.loads(line) for line in done.stderr.splitlines()]
@@ -274,7 +274,7 @@ def test_the_next_command_shows_a_document_that_is_there(tmp_path: Path) -> None
     assert "Next: tokenmill inspect none\n" in done.stdout
 
 
-def test_verifying_what_is_no_finished_store_is_one_sentence(tmp_path: Path) -> None:
+def test_verifying_a_directory_without_a_finished_store_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "unfinished" / ".tasks").mkdir(parents=True)
     for name, said in (("missing", "does not exist"), ("unfinished", "is an unfinished run")):
         done = tokenmill_here("verify", tmp_path / name)
@@ -283,7 +283,7 @@ def test_verifying_what_is_no_finished_store_is_one_sentence(tmp_path: Path) -> 
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_training_reads_the_format_it_is_told_and_names_a_missing_field(folder: Path, tmp_path: Path) -> None:
+def test_train_tokenizer_reads_the_given_format_and_names_a_missing_field(folder: Path, tmp_path: Path) -> None:
     arguments = ["train-tokenizer", "a.jsonl", "-o", tmp_path / "t", "--vocab-size", "300"]
     done = tokenmill_here(*arguments, "--text-key", "body", cwd=folder)
     assert sentence(done) == "a.jsonl: no field 'body'; the record has 'text'. Pass --text-key text"
@@ -310,7 +310,7 @@ class Terminal:
             os.execv(arguments[0], arguments)
 
     def read(self) -> bytes:
-        """What has been shown so far."""
+        """The output so far."""
         while select.select([self._descriptor], [], [], 0)[0]:
             try:
                 data = os.read(self._descriptor, 1 << 16)
@@ -340,7 +340,7 @@ class Terminal:
 
 
 def screen_of(output: str, width: int = 80) -> list[str]:
-    """What is left to see of a program's output, as far as it moves up and erases lines."""
+    """The lines that stay on the screen after a program has moved up and erased some."""
     rows: list[list[str]] = [[]]
     row = column = 0
     for match in re.finditer(r"\x1b\[([?0-9;]*)([A-Za-z])|(.)", output, re.DOTALL):
@@ -403,7 +403,7 @@ def test_ctrl_c_in_a_terminal_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delay", [0.05, 0.25, 0.5])
-def test_ctrl_c_while_a_run_starts_prints_no_traceback_of_its_helpers(delay: float, tmp_path: Path) -> None:
+def test_ctrl_c_while_a_run_starts_prints_no_traceback_of_its_processes(delay: float, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(jsonl(["x"]))
     process = Program(
         command("tokenize", tmp_path / "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes"),

@@ -1,4 +1,4 @@
-"""Mistakes: what a user can get wrong is refused with one sentence that says so, and never with a traceback of ours."""
+"""Wrong arguments are refused with one sentence, and never with a traceback of tokenmill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokenmill.tools.trace import trace_document, trace_step
 
 HUGE = 10**30
 MONSTER = 10**5000
-"""Python refuses to show a number of so many digits."""
+"""Python refuses to print a number with this many digits."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def rows(store: Any) -> tm.Rows:
 
 
 def refusal(call: Callable[[], Any]) -> str:
-    """What a call is refused with: one line, not too long."""
+    """Return the message of the error that a call raises: one line, not too long."""
     with pytest.raises(TokenmillError) as caught:
         call()
     message = str(caught.value)
@@ -62,7 +62,7 @@ def refusal(call: Callable[[], Any]) -> str:
         ([], "the list of stores is empty"),
     ],
 )
-def test_what_is_no_path_is_refused(value: Any, message: str) -> None:
+def test_a_value_that_is_not_a_path_is_refused(value: Any, message: str) -> None:
     for call in (lambda: tm.open(value), lambda: tm.load(value, seq_len=8, batch_size=2)):
         with pytest.raises(UsageError, match=message):
             call()
@@ -71,7 +71,7 @@ def test_what_is_no_path_is_refused(value: Any, message: str) -> None:
             tm.TokenStore(value)
 
 
-def test_what_is_open_is_not_opened_again(store: Any, rows: tm.Rows) -> None:
+def test_an_open_store_cannot_be_opened_again(store: Any, rows: tm.Rows) -> None:
     for value in (store, [store], store.split(), [store.split()], rows):
         assert "is not the path of a store" in refusal(lambda value=value: tm.open(value))
 
@@ -100,7 +100,7 @@ NUMBERS: list[Any] = ["3", 1.5, True, None, [1], HUGE, -HUGE, MONSTER, -MONSTER,
 
 
 @pytest.mark.parametrize("wrong", NUMBERS, ids=lambda value: f"{type(value).__name__}")
-def test_numbers_are_numbers_everywhere(store: Any, rows: tm.Rows, wrong: Any) -> None:
+def test_numbers_are_checked_everywhere(store: Any, rows: tm.Rows, wrong: Any) -> None:
     calls: dict[str, Callable[[], Any]] = {
         "seq_len": lambda: tm.pack(store, seq_len=wrong),
         "seed": lambda: tm.shuffle(rows, seed=wrong),
@@ -129,7 +129,7 @@ def test_numbers_are_numbers_everywhere(store: Any, rows: tm.Rows, wrong: Any) -
         assert refusal(call), name
 
 
-def test_numbers_of_numpy_are_numbers(store: Any) -> None:
+def test_numpy_numbers_are_accepted(store: Any) -> None:
     assert store.read(np.int32(0), np.int32(5)).tolist() == store.read(0, 5).tolist()
     assert store.document(np.uint8(3)).tolist() == store.document(3).tolist()
     assert tm.deny(store, np.array([1, 2], np.uint16)).num_documents == 198
@@ -215,7 +215,7 @@ def test_seq_len_and_batch_size_may_be_given_by_position(path: Path) -> None:
     assert (x == collect(tm.load(path, batch_size=4, seq_len=16), 1)[0][0]).all()
 
 
-def test_what_has_no_effect_on_rows_or_documents_is_refused_by_name(store: Any, rows: tm.Rows) -> None:
+def test_settings_without_effect_on_rows_or_documents_are_refused_by_name(store: Any, rows: tm.Rows) -> None:
     for settings in (
         {"split": "train"},
         {"seed": 0},
@@ -232,7 +232,7 @@ def test_what_has_no_effect_on_rows_or_documents_is_refused_by_name(store: Any, 
     assert "seq_len '8' must be a whole number" in refusal(lambda: tm.load(rows, batch_size=2, seq_len="8"))  # type: ignore[arg-type]
 
 
-def test_the_vocabulary_is_compared_wherever_it_is_known(path: Path, store: Any, rows: tm.Rows) -> None:
+def test_the_vocabulary_size_is_compared_if_it_is_known(path: Path, store: Any, rows: tm.Rows) -> None:
     joined = tm.open([path, path])
     mixture = tm.mix([(tm.shuffle(rows), 1.0), (tm.pack(tm.deny(store, [3]), seq_len=8), 1.0)])
     for source in (path, [path], store, store.split("val"), tm.take(store, 9), tm.deny(store, [1]), joined.split()):

@@ -43,7 +43,7 @@ def install() -> Path:
 
 @contextmanager
 def serve(folder: Path) -> Iterator[str]:
-    """The address of an account, for as long as the block takes."""
+    """The address of an account, which exists until the block ends."""
     port = free_port()
     flags = ["--silent", "--disableTelemetry", "--skipApiVersionCheck", "--location", str(folder)]
     command = [str(install()), *flags, "--blobHost", "127.0.0.1", "--blobPort", str(port)]

@@ -3,7 +3,7 @@
     python tests/cluster/ceph.py [pytest arguments]
 
 One monitor, one OSD that keeps everything in memory, and one gateway, from Debian's packages (ceph-mon ceph-osd radosgw
-ceph-common), in a temporary folder that goes with them. Nothing listens on any other address than 127.0.0.1.
+ceph-common), in a temporary folder that is removed with them. They listen on 127.0.0.1 only.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ rgw enable ops log = false
 
 
 def free_ports(count: int) -> int:
-    """The first of some ports in a row that nobody listens on."""
+    """The first of several consecutive ports that are free."""
     for first in range(21_000 + os.getpid() % 5_000, 60_000, count):
         with contextlib.ExitStack() as sockets:
             try:
@@ -89,7 +89,7 @@ def free_ports(count: int) -> int:
 
 
 class Ceph:
-    """Its processes, which end with the block."""
+    """Start its processes, and end them with the block."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -132,7 +132,7 @@ class Ceph:
         self._call("radosgw-admin", "user", "create", "--uid", "tester", "--display-name", "tester", *keys)
 
     def close(self) -> None:
-        """End what was started, the last first."""
+        """End the processes, the last one first."""
         for process in reversed(self._processes):
             process.terminate()
         for process in reversed(self._processes):
@@ -177,7 +177,7 @@ class Ceph:
 
 @contextlib.contextmanager
 def serving() -> Iterator[str]:
-    """The address of a gateway of its own."""
+    """The address of a new gateway."""
     missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
     if missing:
         raise SystemExit(

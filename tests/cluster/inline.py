@@ -1,10 +1,11 @@
-"""A cluster in this process, for tests of what a run asks of one: the same orders and answers, without Ray."""
+"""A cluster inside this process, for tests of what a run submits to one: the same orders and answers, without Ray."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ HERE = Place("here", os.getpid())
 
 
 class Died(BaseException):
-    """What ends a process on a machine of a cluster ends a call here."""
+    """Ends a call here, as a lost process does on a machine of a cluster."""
 
 
 class InlineCluster:
-    """Runs one call a `wait`, in the order they came; `losses` says how often a call is lost, after one task of it."""
+    """Runs one call per `wait`, in order of submission; `losses`: how often a call is lost, each time after a task."""
 
     shares_disk = False
 
@@ -38,6 +39,9 @@ class InlineCluster:
 
     def join(self, num_calls: int | None) -> None:
         self.num_calls = self.num_calls if num_calls is None else num_calls
+
+    def pin(self, cpus: Sequence[int]) -> None:
+        pass
 
     def warm(self, target: str, payload: bytes) -> None:
         pass
@@ -85,7 +89,7 @@ def run_inline(request: Request, cluster: InlineCluster, display: Display | None
 
 
 def local_store(request: Request, out: Path) -> dict[str, bytes]:
-    """The files that the local executor makes of the same request."""
+    """The files that the local executor makes for the same request."""
     flags = {name: getattr(request, name) for name in request.__struct_fields__ if name not in ("inputs", "out")}
     tokenize_here(request.inputs, out, **flags)
     return snapshot(out)

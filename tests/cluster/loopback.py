@@ -1,4 +1,4 @@
-"""Run a command where there is no network but loopback: Ray listens on every interface that it finds.
+"""Run a command in a network namespace that has loopback only, because Ray listens on every interface that it finds.
 
     python -m tests.cluster.loopback COMMAND...
 
@@ -22,7 +22,7 @@ INTERFACE = struct.Struct("16sh14x")
 
 
 def leave_network() -> bool:
-    """Go into a namespace of the network with nothing in it but loopback; False where that is not possible."""
+    """Enter a network namespace that has loopback only; False if that is not possible."""
     if sys.platform != "linux":
         return False
     unshare = ctypes.CDLL(None, use_errno=True).unshare
@@ -41,7 +41,7 @@ def leave_network() -> bool:
 
 if __name__ == "__main__":
     if leave_network():
-        # Nobody else is here, and a token would be left in the home directory.
+        # No other user can connect, and a token would be left in the home directory.
         os.environ["RAY_AUTH_MODE"] = "disabled"
     else:
         print("no namespace of the network could be made: Ray listens on all interfaces", file=sys.stderr)

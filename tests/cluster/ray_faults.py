@@ -1,10 +1,10 @@
-"""Proofs on a real Ray cluster of three nodes on this machine: whatever is killed, the store has the same bytes.
+"""Proofs on a real Ray cluster of three nodes on this machine: after any kill, the store has the same bytes.
 
     python -m tests.cluster.ray_faults --rounds 2
 
-Everything runs in a namespace of the network that has nothing but loopback, where that can be made; the nodes are
-127.0.0.2 and up. Every store is compared file by file with one of the local executor; prints a tally. Stores are
-made in a directory, and in a bucket of moto's server, where processes have no disk in common.
+Everything runs in a network namespace that has loopback only, if one can be made; the nodes are 127.0.0.2 and up. Every
+store is compared file by file with one of the local executor; prints a tally. Stores are made in a directory, and in a
+bucket of moto's server, where processes have no disk in common.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Nodes:
         return str(self._cluster.address)
 
     def restore(self) -> None:
-        """Start the nodes that are not there."""
+        """Start the missing nodes."""
         for address in NODES:
             if address not in self._nodes:
                 self._nodes[address] = self._cluster.add_node(
@@ -85,7 +85,7 @@ class Nodes:
         self._cluster.remove_node(self._nodes.pop(address), allow_graceful=False)
 
     def live(self) -> bool:
-        """Whether the head and its nodes are there: a run must leave the cluster as it was."""
+        """Whether the head and its nodes are running: a run must leave the cluster as it was."""
         return all(node.all_processes and node.any_processes_alive() for node in self._nodes.values())
 
     def shutdown(self) -> None:
@@ -167,7 +167,7 @@ class Run:
         return (self._folder / "stderr").read_text()
 
     def wait_for_entries(self, count: int, input: str = "0*") -> None:
-        """Until so many tasks, or so many of an input, are published."""
+        """Wait until this many tasks, or this many of an input, are published."""
         while self._place.num_entries(input) < count:
             assert self.process.poll() is None, f"ended before {count} tasks were done: {self.said}"
             time.sleep(0.01)
@@ -237,7 +237,7 @@ class Proofs:
         self.compare("worker killed")
 
     def kill_one_task_twice(self) -> None:
-        """One call at a time, and the stream is over, so that it is the same task that loses its process twice."""
+        """One call at a time, after the stream has ended, so that the same task loses its process twice."""
         run = self.skip("--workers", "1")
         run.wait_for_entries(3, input="00000")
         kill_one_at_work(self.place.working, but=kill_one_at_work(self.place.working))
@@ -278,7 +278,7 @@ class Proofs:
         self.compare("interrupted and rerun")
 
     def finish_here(self) -> None:
-        """What a cluster has begun, the local executor ends."""
+        """The local executor finishes what a cluster has begun."""
         run = self.skip()
         run.wait_for_entries(self.entries())
         run.process.kill()
@@ -299,12 +299,12 @@ class Proofs:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=2, help="How often each way of disturbing is tried.")
+    parser.add_argument("--rounds", type=int, default=2, help="How often each fault is tried.")
     parser.add_argument("--only", help="One of them.")
     arguments = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if leave_network():
-        # Nobody else is here, and a token would be left in the home directory.
+        # No other user can connect, and a token would be left in the home directory.
         os.environ["RAY_AUTH_MODE"] = "disabled"
     else:
         print("no namespace of the network could be made: Ray listens on all interfaces", file=sys.stderr)

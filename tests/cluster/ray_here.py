@@ -1,6 +1,6 @@
 """What `RayExecutor` promises, on one cluster that it starts on this machine: `python -m tests.cluster.ray_here CORPUS FOLDER`.
 
-A program of its own, because Ray is one to a process and listens on every interface.
+This is a program of its own, because a process can have one Ray only, which listens on every interface.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def die(post: Post, context: bytes, payload: bytes) -> bytes:
 
 
 def events_of(executor: RayExecutor, *calls: Call) -> dict[str, list[CallEvent]]:
-    """What happens to calls until each has an end."""
+    """Collect the events of calls until each of them has ended."""
     found: dict[str, list[CallEvent]] = {call.name: [] for call in calls}
     for call in calls:
         executor.submit(call)
@@ -101,7 +101,7 @@ def kill_a_task(store: Path) -> None:
 
 
 def kill_one_at_work(store: Path, *, but: int = 0) -> int:
-    """Kill a process of this program's cluster that is in the middle of a task; its number."""
+    """Kill a process of this program's cluster in the middle of a task, and return its process id."""
     while True:
         for process in psutil.Process().children(recursive=True):
             if process.pid != but and _is_killed_at_work(process, store):
@@ -110,7 +110,7 @@ def kill_one_at_work(store: Path, *, but: int = 0) -> int:
 
 
 def _is_killed_at_work(process: psutil.Process, store: Path) -> bool:
-    """Held still while it is looked at: what has a temporary file open has not published it."""
+    """Stop the process while looking at it: if it has a temporary file open, it has not published it yet."""
     try:
         if process.cmdline()[:1] != ["ray::tokenmill"]:
             return False

@@ -34,7 +34,7 @@ from tokenmill.pipeline.plan.ranks import Share, membership  # noqa: E402
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 NUM_CPUS = 8
-"""What the node is said to have, as its memory: ranks must run side by side on any machine."""
+"""The cores that the node declares, like its memory: ranks must run side by side on any machine."""
 WAIT_SECONDS = 240.0
 FLAGS = "--tokenizer bytes --task-bytes 35kB --on-error skip --val-fraction 0.1"
 
@@ -71,7 +71,7 @@ PartitionName=main Nodes=mill Default=YES MaxTime=INFINITE State=UP
 
 
 class Slurm:
-    """A cluster of one node, and what is asked of it."""
+    """A cluster of one node, and the commands for it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -100,25 +100,25 @@ class Slurm:
                 daemon.wait(15)
 
     def run(self, *command: str) -> str:
-        """What a command prints, which has to succeed."""
+        """Run a command that must succeed, and return its output."""
         done = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=WAIT_SECONDS)
         if done.returncode:
             raise AssertionError(f"{' '.join(command)}: {done.stderr[-2000:]}")
         return done.stdout
 
     def submit(self, script: str, *flags: str) -> str:
-        """The number of a job that runs a script."""
+        """Submit a script, and return the number of its job."""
         path = self.folder / f"{secrets.token_hex(4)}.sh"
         path.write_text(script if script.startswith("#!") else f"#!/bin/sh\n{script}\n")
         output = f"--output={self.folder}/job-%A_%a.out"
         return self.run("sbatch", "--parsable", output, *flags, str(path)).strip()
 
     def wait(self, job: str) -> None:
-        """Until no task of a job waits or runs."""
+        """Wait until no task of a job is pending or running."""
         wait_for(lambda: not self._try("squeue", "--noheader", f"--jobs={job}").strip(), f"job {job} to end")
 
     def requeue(self, task: str) -> None:
-        """Have a task killed and started again, sooner than after the two minutes that Slurm would let it wait."""
+        """Requeue a task, and start it again before the two minutes that Slurm would wait."""
         self.run("scontrol", "requeue", task)
         wait_for(lambda: "PENDING" in self._try("scontrol", "show", "job", task), f"{task} to be requeued")
         self.run("scontrol", "update", f"JobId={task}", "StartTime=now+10")
@@ -213,7 +213,8 @@ class Proof:
     def killed(self) -> None:
         """An array of which one task is killed; it alone is submitted again.
 
-        The program takes the place of the shell, whose children may outlive it: Slurm here knows them by their parents.
+        The program replaces the shell (`exec`): the children of a killed shell could outlive it, because this Slurm
+        tracks processes by their parents.
         """
         out = self._folder / "killed"
         command = f"exec {self._command(out, '--rank slurm --world-size 4')}"
@@ -263,7 +264,7 @@ class Proof:
         return f"{program} {FLAGS} --workers 1 --memory 1GB {ranks}".strip()
 
     def _wait_until_at_work(self, out: Path, share: Share) -> None:
-        """Until a rank has entered some tasks, and is at another."""
+        """Wait until a rank has finished some tasks and is working on another."""
         journal = Journal(out)
         wait_for(journal.exists, f"{share} to begin")
         is_own = membership(share.of(journal.saved_plan().plan))

@@ -1,4 +1,4 @@
-"""What a run needs of every executor: calls are answered, notes come in order, losses are told and retried."""
+"""What a run needs of every executor: calls are answered, notes come in order, losses are reported and retried."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def act(post: Post, context: bytes, payload: bytes) -> bytes:
     elif word == b"exit":
         os._exit(3)
     elif word == b"once":
-        # Dies the first time, and leaves a trace of it.
+        # Die the first time, and leave a file as a sign of it.
         path = Path(rest.decode())
         if not path.exists():
             path.touch()

@@ -1,4 +1,4 @@
-"""Shuffling in blocks: every row once an epoch, in shards of one block at a time, and the quality is told."""
+"""Shuffling in blocks: every row once per epoch, one block of shards at a time, with its quality in the tree."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_where_is_the_inverse(store: Path) -> None:
         assert rows.where(leaf, row, 3 * rows.num_rows) == expected
 
 
-def test_the_tree_tells_how_well_it_is_shuffled(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tree_says_how_well_rows_are_shuffled(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = blocks(store)
     assert f"each row among {rows.shuffled_among:,} tokens" in repr(rows)
     assert blocks(store, block_tokens=10**9).title().startswith("shuffle in 1 block, seed 0: ")

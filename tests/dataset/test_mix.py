@@ -1,4 +1,4 @@
-"""Mixing: shares are kept at every prefix, sources run through their rows in order, weights change without a seam."""
+"""Mixing: shares are kept at every prefix, sources give their rows in order, weights change without losing a row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokenmill.errors import UsageError
 
 
 class Counted(Rows):
-    """Rows that remember nothing but their numbers."""
+    """Rows that consist of their numbers only."""
 
     def __init__(self, num_rows: int, name: str = "counted", tokens_per_row: int = 8) -> None:
         self.seq_len = 8
@@ -163,7 +163,7 @@ def test_a_slice_weighs_what_its_rows_hold(tmp_path: Path) -> None:
     assert (batch.inputs == 1).sum() == (batch.inputs == 3).sum()
 
 
-def test_repeat_goes_round_for_ever() -> None:
+def test_repeated_rows_never_end() -> None:
     mixture = tm.mix([(Counted(10), 1), (Counted(10), 1)])
     assert mixture.limit is None
     assert assign(mixture, 200)[1].max() == 99

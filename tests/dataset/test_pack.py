@@ -259,7 +259,7 @@ def test_documents_know_their_rows(tmp_path: Path, method: Any, long_documents: 
     assert {number: rows.rows_of(number) for number in range(300)} == expected
 
 
-def test_a_grouped_order_can_be_undone(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_grouped_order_can_be_inverted(tmp_path: Path, monkeypatch: Any) -> None:
     store = tm.open(make_store(tmp_path, make_documents(2000, longest=60), num_shards=7))
     monkeypatch.setattr(bestfit, "WINDOW", 16)
     monkeypatch.setattr(bestfit, "MOST_KEPT_DOCUMENTS", 100)

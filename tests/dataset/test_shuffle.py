@@ -1,4 +1,4 @@
-"""Order: a true permutation of any size, without correlation, another one in every epoch, the same for ever."""
+"""Order: a true permutation of any size, without correlation, another one per epoch, the same in every release."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_places_are_spread_evenly() -> None:
 
 
 def test_the_order_never_changes_between_releases() -> None:
-    """Golden hashes: a changed order would break every checkpoint in silence."""
+    """Golden hashes: a changed order would break every checkpoint without an error."""
     expected = {
         (1000, make_key(0, 0)): GOLDEN[0],
         (123_457, make_key(42, 3)): GOLDEN[1],
@@ -108,7 +108,7 @@ def rows_of(rows: tm.Rows, number: int) -> tuple[int, ...]:
 
 
 @given(st.integers(1, 2**62), st.integers(0, 2**64 - 1), st.integers(0, 2**62))
-def test_it_can_be_undone(size: int, key: int, start: int) -> None:
+def test_the_order_can_be_inverted(size: int, key: int, start: int) -> None:
     first = start % size
     index = np.arange(first, min(first + 100, size))
     assert permute(permute(index, size, key), size, key, inverse=True).tolist() == index.tolist()

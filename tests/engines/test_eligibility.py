@@ -320,7 +320,7 @@ def test_cl100k_as_written_by_phi_4_is_given_to_the_engine_in_another_spelling()
     assert engine_ids(engine_config(config), ["a\n "]) == reference_ids(config, ["a\n "])
 
 
-def test_a_broken_configuration_is_refused_and_not_an_error() -> None:
+def test_a_broken_configuration_is_refused_without_an_exception() -> None:
     for config in ({}, {"model": None}, {"model": {"vocab": [], "merges": 3}}, {"model": {"type": "BPE"}}):
         assert refuses(config) is not None
 

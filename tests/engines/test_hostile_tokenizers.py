@@ -1,4 +1,4 @@
-"""A tokenizer file that is damaged or hostile is refused in one sentence, and a good one is what its library says."""
+"""A damaged or hostile tokenizer file is refused in one sentence; a good one has the ids of its library."""
 
 from __future__ import annotations
 

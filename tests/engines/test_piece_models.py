@@ -18,7 +18,7 @@ sentencepiece = pytest.importorskip("sentencepiece")
 
 
 def train_model(**options: Any) -> bytes:
-    """A small SentencePiece model in the manner of Llama's."""
+    """A small SentencePiece model like that of Llama."""
     lines = [re.sub(r"[\0\r\n▁]", " ", text) for text in training_texts()]
     target = io.BytesIO()
     settings = {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity", "vocab_size": 800}
@@ -105,6 +105,6 @@ def test_a_real_model_is_eligible(shared_data: Path) -> None:
     assert "not BPE" in str(refuses_model((shared_data / "tokenizers/spm_unigram16k/tokenizer.model").read_bytes()))
 
 
-def test_what_is_no_model_is_refused_and_not_an_error() -> None:
+def test_a_file_that_is_not_a_model_is_refused_without_an_exception() -> None:
     for data in (b"", b"\xff\xff\xff", b"hello world", b"\x0a\x7f\x01"):
         assert "not a SentencePiece model" in str(refuses_model(data))

@@ -180,7 +180,7 @@ def finish(process: Any) -> tuple[str, str, int]:
 
 
 def kill_later(processes: list[Any], condition: Any, seconds: float) -> None:
-    """Kill processes some time after something is true; it is no test if they ended before."""
+    """Kill processes some time after something is true; fail if they ended before."""
     try:
         wait_for(condition, 100)
         time.sleep(seconds)
@@ -228,7 +228,7 @@ def test_the_batches_are_those_of_the_store(whole: Trainer) -> None:
 
 
 def hash_batches(loader: Any, count: int) -> dict[int, str]:
-    """What the log should say of the first steps."""
+    """The expected log of the first steps."""
     tokens = (batch.inputs.astype("<i4").tobytes() for batch in itertools.islice(loader, count))
     return {step: hashlib.sha256(part).hexdigest()[:16] for step, part in enumerate(tokens, 1)}
 
@@ -299,7 +299,7 @@ def test_without_grain_tf_data_gives_the_same_rows(
     output = trainer.run(capsys, *settings, without=("grain",))
     assert (
         "framework='grain' needs a package that is not installed: pip install 'tokenmill[jax]'; "
-        "going on with loader tf\nloader tf: 4 rows of 64 tokens a process\n"
+        "continuing with loader tf\nloader tf: 4 rows of 64 tokens a process\n"
         "data_config.worker_count has no effect: loader tf"
     ) in output
     assert trainer.losses == whole.losses
@@ -310,8 +310,8 @@ def test_without_grain_and_tensorflow_tokenmill_gives_the_same_rows(
     whole: Trainer, trainer: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = trainer.run(capsys, "data_config.loader=grain", without=("grain", "tensorflow"))
-    assert "going on with loader tf\n" in output and "pip install 'tokenmill[tf]'" in output
-    assert "going on with loader tokenmill\nloader tokenmill: 4 rows" in output
+    assert "continuing with loader tf\n" in output and "pip install 'tokenmill[tf]'" in output
+    assert "continuing with loader tokenmill\nloader tokenmill: 4 rows" in output
     assert trainer.losses == whole.losses
 
 
@@ -345,7 +345,7 @@ def test_a_missing_package_is_one_sentence_with_a_command(
 
 
 def fail_here(train_jax: ModuleType, home: Path, folder: Path, *changes: str, capsys: Any, monkeypatch: Any) -> str:
-    """Return the sentence of a run that gets no further than to its first step."""
+    """Return the error of a run that fails before its first step."""
     sets = [part for change in (f"train_config.checkpoint_path={folder}", *changes) for part in ("--set", change)]
     monkeypatch.setattr(sys, "argv", ["train_jax.py", "--config", str(home / "toy.yaml"), *sets])
     with pytest.raises(SystemExit) as ended:
@@ -455,7 +455,7 @@ def test_losses_stay_on_the_device_until_a_line_or_a_checkpoint_is_due(
 
 @pytest.fixture(scope="module")
 def model(train_jax: ModuleType) -> Any:
-    """A small model whose weights are large, so that what is seen matters."""
+    """A small model with large weights, so that attention changes the output."""
     defaults = yaml.safe_load((EXAMPLES / "config.yaml").read_text())["model_config"]
     config = SimpleNamespace(**{**defaults, "num_layers": 2, "num_heads": 2, "width": 16, "mlp_width": 32})
     shapes = jax.eval_shape(lambda: train_jax.make_parameters(config, 11, jax.random.key(0)))
@@ -465,7 +465,7 @@ def model(train_jax: ModuleType) -> Any:
 
 @pytest.fixture(scope="module")
 def predict(train_jax: ModuleType, model: Any) -> Any:
-    """Logits of some tokens, documents and positions, as numpy has them."""
+    """Logits of some tokens, documents and positions, as a NumPy array."""
     config, parameters = model
     compiled = jax.jit(functools.partial(train_jax.predict, config))
     return lambda *batch: np.asarray(compiled(parameters, make_batch(*batch)))
@@ -484,11 +484,11 @@ def test_a_token_sees_those_before_it_in_its_document_and_nothing_else(predict: 
     assert changed_by(0) == [0, 1, 2]
     assert changed_by(2) == [2]
     assert changed_by(3) == [3, 4, 5]
-    # A document in the middle of a row is to the model what it is alone at the start of one.
+    # The model treats a document in the middle of a row as if it were alone at the start of one.
     alone = predict([[4, 5, 6, *[0] * 5]], [[1, 1, 1, *[0] * 5]], [[0, 1, 2, *[0] * 5]])[:, :3]
     beside = predict([plain], segments, positions)[:, 3:6]
     assert np.allclose(alone, beside, atol=1e-5)
-    # How far apart tokens are matters, and where they stand does not.
+    # The distance between tokens matters, and their place in the row does not.
     later = predict([plain], segments, [[7, 8, 9, 7, 8, 9, 0, 1]])[:, 3:6]
     spread = predict([plain], segments, [[0, 1, 2, 0, 5, 6, 0, 1]])[:, 3:6]
     assert np.allclose(beside, later, atol=1e-4) and not np.allclose(beside, spread, atol=1e-3)

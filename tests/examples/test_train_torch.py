@@ -80,7 +80,7 @@ def start(*flags: str | Path, num_ranks: int = 1) -> list[Program[str]]:
 
 
 def finish(processes: list[Program[str]]) -> str:
-    """Wait for all ranks; return what the first one printed, which is all there is."""
+    """Wait for all ranks; return the output of the first one, the only one that prints."""
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), outputs
     assert not any(output for output, _ in outputs[1:])
@@ -135,7 +135,7 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
 
 
 class Whole:
-    """A run that nothing disturbs: 1 rank, 12 steps of 2 accumulations of 2 rows."""
+    """An undisturbed run: 1 rank, 12 steps of 2 accumulations of 2 rows."""
 
     def __init__(self, folder: Path, store: Path) -> None:
         self.flags = ["--data", str(store), "--steps", "12", "--batch-size", "2", "--gradient-accumulation", "2"]
@@ -453,7 +453,7 @@ def test_worker_processes_give_the_same_batches(whole: Whole, tmp_path: Path) ->
     assert read_log(tmp_path / "batches") == {step: whole.batches[step] for step in (1, 2, 3)}
 
 
-def test_the_loss_is_read_every_so_many_steps_and_at_the_end(store: Path, tmp_path: Path) -> None:
+def test_the_loss_is_read_every_n_steps_and_at_the_end(store: Path, tmp_path: Path) -> None:
     flags = ["--data", store, "--batch-size", "1", "--steps", "8", "--log-every", "3", "--validate-every", "0"]
     run = run_here(*flags, "--checkpoint-every", "100", "--checkpoint-path", tmp_path)
     assert list(run.losses) == [3, 6, 8]
@@ -500,7 +500,7 @@ def test_running_out_of_memory_names_the_flags_to_change(
         (["--data", "x", "--device", "warp"], "device 'warp' is unknown to torch: "),
     ],
 )
-def test_mistakes_are_sentences(
+def test_wrong_arguments_are_one_sentence(
     flags: list[str],
     sentence: str,
     store: Path,
@@ -538,7 +538,7 @@ def test_a_device_that_does_not_exist_is_refused(
     assert sentence.startswith("device 'cuda:0' is not available: ")
 
 
-def test_data_that_does_not_know_its_vocabulary_needs_to_be_told(
+def test_data_without_a_vocabulary_size_needs_the_flag(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.arange(1000, dtype="uint16").tofile(tmp_path / "train.bin")

@@ -1,4 +1,4 @@
-"""Runs on a cluster: the same bytes as on this machine, whatever is lost on the way.
+"""Runs on a cluster: the same bytes as on this machine, after any loss.
 
 One test starts Ray. The others use a cluster in this process, which gets the same orders; `make test-ray` has the
 proofs with several nodes.
@@ -90,7 +90,7 @@ def test_a_cluster_makes_the_files_that_workers_make(
 
 
 def test_the_parts_of_a_stream_share_its_tasks(corpus: Path, tmp_path: Path) -> None:
-    """As many as help: each part reads all of the stream."""
+    """Only as many parts as save time: each part reads all of the stream."""
     cluster = InlineCluster()
     flags = {**FLAGS, "workers": 30, "task_bytes": "2kB"}
     run_inline(request_of(corpus / "b.jsonl.zst", tmp_path / "out", **flags), cluster)
@@ -120,7 +120,7 @@ def test_the_gate_comes_first_then_the_largest_and_never_more_at_once_than_worke
 
 
 class Watched(Silence):
-    """A display that remembers."""
+    """A display that records messages and snapshots."""
 
     def __init__(self) -> None:
         self.snapshots: list[Snapshot] = []
@@ -205,7 +205,7 @@ def test_a_task_that_is_lost_too_often_is_named_and_the_same_command_continues(c
     assert snapshot(tmp_path / "out") == local_store(request, tmp_path / "local")
 
 
-def test_a_stream_that_moves_on_between_losses_goes_on(
+def test_a_stream_that_makes_progress_between_losses_is_resumed(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "FAR_NOTE_SECONDS", 0.0)
@@ -221,7 +221,7 @@ def test_a_stream_that_moves_on_between_losses_goes_on(
 
 
 class Losing(InlineCluster):
-    """Loses every call but the gate before it has done anything."""
+    """Loses every call except the gate before it has done anything."""
 
     def wait(self, timeout: float) -> list[CallEvent]:
         if self.calls[-1].name == "the parity gate":
@@ -229,14 +229,14 @@ class Losing(InlineCluster):
         return [Lost(self.calls[-1], "was lost", "look around")]
 
 
-def test_a_stream_that_does_not_move_on_is_named(corpus: Path, tmp_path: Path) -> None:
+def test_a_stream_that_makes_no_progress_is_named(corpus: Path, tmp_path: Path) -> None:
     request = request_of(corpus / "b.jsonl.zst", tmp_path / "out", **{**FLAGS, "workers": 1})
     with pytest.raises(TokenmillError, match=r"^reading b\.jsonl\.zst was lost; look around and run the same command"):
         run_inline(request, Losing())
 
 
 class Deserting(InlineCluster):
-    """Ends the run as a killed driver would: with orders that nobody has taken back."""
+    """Ends the run as a killed driver would: without withdrawing its orders."""
 
     def wait(self, timeout: float) -> list[CallEvent]:
         if len(self.calls) > 8:
@@ -328,7 +328,7 @@ def test_a_machine_with_another_version_says_so(corpus: Path, tmp_path: Path, mo
     assert "install the same version on all machines of the cluster" in str(message.arguments[0])
 
 
-def test_a_cluster_without_room_is_waited_for_aloud_and_not_for_ever(
+def test_a_run_waits_for_room_in_a_cluster_says_so_and_gives_up_in_the_end(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "PATIENCE_SECONDS", 0.05)

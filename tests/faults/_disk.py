@@ -42,13 +42,13 @@ def read_log(path: Path, root: Path) -> list[Operation]:
 
 @dataclass(eq=False)
 class _File:
-    """What is on the disk for certain, and the writes since the last sync; data of None truncates at the offset."""
+    """The synced content of a file, and the writes since the last sync; data of None truncates at the offset."""
 
     synced: bytes = b""
     writes: list[tuple[int, bytes | None]] = field(default_factory=list)
 
     def content(self, loss: str, rng: random.Random) -> bytes:
-        """Return what is left of the unsynced writes; `loss` is a word of `LOSSES`."""
+        """Return the writes that survive; `loss` is one of `LOSSES`."""
         if not self.writes or loss == "all lost":
             return self.synced
         data = bytearray(self.synced)
@@ -77,7 +77,7 @@ LOSSES = ("all lost", "none lost", "only zeros", "last torn", "only last")
 
 @dataclass(eq=False)
 class _Directory:
-    """Names that are on the disk for certain, names as the run sees them, and the changes in between."""
+    """The names that were synced, the names as the run sees them, and the changes in between."""
 
     synced: dict[str, _File | _Directory] = field(default_factory=dict)
     now: dict[str, _File | _Directory] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Disk:
         self._root = self._load(root)
 
     def _load(self, path: Path) -> _Directory:
-        """All that is there before the run is certain."""
+        """Everything that exists before the run counts as synced."""
         found: dict[str, _File | _Directory] = {}
         for child in path.iterdir():
             if child.is_dir():
@@ -152,7 +152,7 @@ class Disk:
         _make(change, directory.now)
 
     def cuts(self, rng: random.Random, num_mixed: int) -> Iterator[Tree]:
-        """Yield what may be left: the extremes, each change of names lost or kept alone, and random mixtures."""
+        """Yield the trees that may survive: the extremes, single changes of names lost or kept, random mixtures."""
         changes = [id(change) for change in self._pending(self._root)]
         for loss in LOSSES:
             yield self._tree(lambda _: True, loss, rng)

@@ -19,7 +19,7 @@ import zstandard
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 OURS = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-"""Runs are of this tree, whatever is installed."""
+"""Runs use this tree, even if another one is installed."""
 SECONDS = 60
 """A small run that takes longer than this hangs."""
 
@@ -66,14 +66,14 @@ def command(inputs: list[str], out: Path, *extra: str) -> list[str]:
 
 @dataclass
 class Run:
-    """How a run ended: its exit code (None: it had to be stopped), what it said, how many operations it made."""
+    """How a run ended: its exit code (None: it had to be stopped), its output, and its number of operations."""
 
     code: int | None
     said: str
     num_operations: int = 0
 
     def complaint(self) -> str:
-        """Say what no run may do: hang, or show a traceback."""
+        """Describe a defect that no run may have: a hang or a traceback."""
         if self.code is None:
             return f"no end after {SECONDS} s: {self.said[-500:]}"
         return f"a traceback: {self.said[-2500:]}" if "Traceback" in self.said else ""
@@ -111,13 +111,13 @@ def run_disturbed(arguments: list[str], root: Path, **faults: object) -> Run:
 
 
 def snapshot(store: Path) -> dict[str, bytes]:
-    """Every file of a store but the account of how the run went."""
+    """Every file of a store except run.json."""
     files = (path for path in sorted(store.rglob("*")) if path.is_file() and path.name != "run.json")
     return {str(path.relative_to(store)): path.read_bytes() for path in files}
 
 
 def difference(expected: dict[str, bytes], store: Path) -> str:
-    """Say in which files a store differs; empty if it is equal."""
+    """Name the files in which a store differs; empty if there is none."""
     found = snapshot(store)
     names = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     return f"different, missing or left over: {', '.join(names)}" if names else ""

@@ -53,7 +53,7 @@ def make_rows(store: Path, kind: str) -> tm.Rows:
 
 
 class Stepper:
-    """Steps rows of three kinds in turns, with what it must remember across kills in one file."""
+    """Steps rows of three kinds in turn, and keeps its state across kills in one file."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._path = folder / "rows.json"
@@ -69,10 +69,10 @@ class Stepper:
             self.kept.update(json.loads(self._path.read_text()))
 
     def step_all(self) -> None:
-        """Go on until the wanted number of rows is done."""
+        """Continue until the wanted number of rows is done."""
         self._log("start")
         while self.kept["rows"] < self.kept["wanted"] and not self.kept["findings"]:
-            # Most of the time goes to the rows of which each one is accounted for.
+            # Spend most of the time on the rows that are all counted.
             self._step(self._rng.choices(KINDS, (8, 1, 1))[0])
             self._log("stretch")
 

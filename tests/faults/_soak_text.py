@@ -77,7 +77,7 @@ def make_inputs(folder: Path, corpus: list[Path], round_bytes: int) -> int:
 
 @dataclass
 class Round:
-    """What one round did and cost."""
+    """The work and the cost of one round."""
 
     seconds: float = 0.0
     kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
@@ -86,7 +86,7 @@ class Round:
     findings: list[str] = field(default_factory=list)
 
     def growth(self) -> float:
-        """Memory of the last third of the round by that of the middle third; the first third warms up."""
+        """Memory in the last third of the round, divided by that in the middle third; the first third is warm-up."""
         third = len(self.memory) // 3
         if third < 4:
             return 1.0
@@ -189,7 +189,7 @@ def processes_with(mark: str) -> list[int]:
 
 
 def private_bytes(pid: int) -> int:
-    """Bytes that the processes below and including one do not share with files or each other."""
+    """Private bytes of a process and its descendants, which they share neither with files nor with each other."""
     total = 0
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
@@ -201,7 +201,7 @@ def private_bytes(pid: int) -> int:
 
 
 def hash_files(store: Path) -> dict[str, str]:
-    """Hash every file of a store but the account of how the run went."""
+    """Hash every file of a store except run.json."""
     hashes = {}
     for path in sorted(store.rglob("*")):
         if path.is_file() and path.name != "run.json":

@@ -24,7 +24,7 @@ class Tally:
         self.notes: Counter[str] = Counter()
 
     def case(self, what: str, finding: str = "") -> None:
-        """Count one case; a finding is what went wrong in it."""
+        """Count one case; a finding describes what went wrong in it."""
         with self._lock:
             self.num_cases += 1
             if finding:
@@ -32,7 +32,7 @@ class Tally:
                 print(f"FINDING {what}: {finding}", flush=True)
 
     def note(self, what: str, count: int = 1) -> None:
-        """Count something that is worth a line of its own."""
+        """Count an event that has a line of its own."""
         with self._lock:
             self.notes[what] += count
 

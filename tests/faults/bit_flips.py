@@ -57,7 +57,7 @@ def is_found(store: Path) -> bool:
 
 
 def load_until_stopped(store: Path, name: str) -> str:
-    """Return what is wrong with how a loader notices; nothing if it stops with the name of the file."""
+    """Return a finding, or nothing if the loader stops with an error that names the file."""
     deadline = time.monotonic() + SECONDS
     try:
         for _ in tm.load(store, seq_len=16, batch_size=8, document_mask=True, verify="background"):

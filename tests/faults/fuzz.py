@@ -26,12 +26,12 @@ BUILD = ROOT / "build" / "fuzz"
 ATHERIS = ROOT / ".interop" / "atheris"
 NAMES = ("jsonl", "streams", "index", "manifest", "state")
 KEPT_BYTES = 24_000
-"""Of each corpus in the repository; longer inputs are left out first."""
+"""The size of each corpus in the repository; longer inputs are left out first."""
 LIMITS = ["-max_len=6000", "-timeout=30", "-rss_limit_mb=3000", "-print_final_stats=1", "-verbosity=1"]
 
 
 def fuzz(name: str) -> None:
-    """Be the process that libFuzzer drives; its own arguments follow the name of the target."""
+    """Run libFuzzer in this process; its own arguments follow the name of the target."""
     import atheris  # type: ignore[import-not-found]
 
     with atheris.instrument_imports(include=["tokenmill", "json"]):
@@ -43,7 +43,7 @@ def fuzz(name: str) -> None:
 
 
 def start(name: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run one such process to its end."""
+    """Run one fuzzing process to its end."""
     paths = os.pathsep.join(map(str, (ATHERIS, ROOT / "src", ROOT)))
     command = [sys.executable, __file__, "--one", name, *flags, f"-artifact_prefix={BUILD / name}/", *LIMITS]
     environment = {**os.environ, "PYTHONPATH": paths}
@@ -71,7 +71,7 @@ def run(name: str, minutes: float, keep: bool) -> tuple[int, int, str]:
 
 
 def keep_corpus(name: str) -> None:
-    """Keep the shortest inputs that reached something new; the fuzzer wrote down no others."""
+    """Keep the shortest inputs that reached new code; the fuzzer saved no others."""
     found = [path.read_bytes() for path in (BUILD / name / "work").iterdir() if not path.name.startswith("seed-")]
     kept = []
     for data in sorted(set(found), key=lambda data: (len(data), data)):

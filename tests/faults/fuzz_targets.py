@@ -1,4 +1,4 @@
-"""What `fuzz.py` calls with bytes of a fuzzer's choice, and the truth that each reader is compared with.
+"""The functions that `fuzz.py` calls with bytes of the fuzzer, and the expected result of each reader.
 
 A target raises AssertionError for a wrong answer; anything else that it raises is a finding too, because readers answer
 with a value, a reject or a `TokenmillError`. The first byte chooses between the bytes as they are and bytes with their

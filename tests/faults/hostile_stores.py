@@ -177,7 +177,7 @@ def limit() -> None:
 
 
 def judge(sound: Path, case: Case) -> str:
-    """What is wrong with how a hostile store is handled; empty if nothing is."""
+    """Describe what is wrong with the handling of a hostile store; empty if nothing is."""
     _, harm, may_pass = case
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "deeper" / "store"

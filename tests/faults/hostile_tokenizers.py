@@ -51,7 +51,7 @@ class Hostile(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What happened: `store`, `sentence`, or what is wrong."""
+    """The outcome: `store`, `sentence`, or what is wrong."""
 
     kind: str
     said: str
@@ -527,7 +527,7 @@ def _judge(error: BaseException | None, store: Path, printed: str, seconds: floa
         return "is no sentence"
     if "memory" in said:
         return "blames memory"
-    # What only some texts cause can be found only while reading them, and the run can be resumed.
+    # An error that only some texts cause is found only while reading them, and the run can be resumed.
     return "left a directory" if store.exists() and "cannot encode a text" not in said else None
 
 

@@ -2,9 +2,9 @@
 
     python tests/faults/kills.py --runs 200
 
-A kill is SIGKILL to the whole group, to the parent alone, or to one process below it. A killed
-run is continued, and may be killed again, until it finishes; then every file must equal that of
-an undisturbed run, and nothing else may be left. What is left alive must not print a traceback.
+A kill is SIGKILL to the whole group, to the parent alone, or to one process below it. A killed run is continued, and
+may be killed again, until it finishes; then every file must equal that of an undisturbed run, and nothing else may be
+left. Processes that survive must not print a traceback.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def run_to_end(arguments: list[str]) -> None:
 
 
 def snapshot(store: Path) -> dict[str, bytes]:
-    """Every file of a store but the account of how the run went."""
+    """Every file of a store except run.json."""
     files = (path for path in sorted(store.rglob("*")) if path.is_file() and path.name != "run.json")
     return {str(path.relative_to(store)): path.read_bytes() for path in files}
 
@@ -91,7 +91,7 @@ def _kill_after(arguments: list[str], delay: float, kind: str, rng: random.Rando
         process.kill()
     else:
         children = psutil.Process(process.pid).children(recursive=True)
-        # The one that was chosen may have ended by itself since.
+        # The chosen process may have ended by itself in the meantime.
         with suppress(psutil.NoSuchProcess):
             if children:
                 rng.choice(children).kill()

@@ -65,7 +65,7 @@ class Limits:
             (resource.RLIMIT_FSIZE, "bytes a file", FILE_SIZES, 1),
         ):
             for value in values:
-                # The soft limit alone may be raised again by a process; both are what an administrator sets.
+                # Set both limits, as an administrator does: a process may raise the soft limit alone.
                 pair = (value * unit, value * unit)
                 self.case(
                     f"{value} {what}",
@@ -85,7 +85,7 @@ class Limits:
             self.case(f"/dev/shm {options}", lambda command=command: _shim.run(command), may_fail=False)  # type: ignore[misc]
 
     def system(self) -> None:
-        """No locks; clocks that jump between two looks at them."""
+        """No locks; clocks that jump between two readings."""
         root = self._out.parent
         self.case("no locks", lambda: _shim.run_disturbed(self._command, root, locks=1), may_fail=False)
         for seconds in CLOCKS:

@@ -2,9 +2,9 @@
 
     python tests/faults/loader_kills.py [ROWS]
 
-Every rank notes the rows of each batch and its state after it, as a trainer that saves a checkpoint each step. After a
-kill, all ranks go back to the last step that all of them noted. The rows of all steps, in order, must be those of one
-undisturbed loader.
+Every rank records the rows of each batch and its state after it, like a trainer that saves a checkpoint in each step.
+After a kill, all ranks resume from the last step that all of them recorded. The rows of all steps, in order, must be
+those of one undisturbed loader.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def make_loader(store: Path, batch_size: int, **settings: Any) -> Any:
 
 
 def run_rank(store: Path, state: dict[str, Any] | None, settings: dict[str, Any], notes: Path) -> None:
-    """Be one rank: note each batch and the state after it."""
+    """Run one rank, which records each batch and the state after it."""
     torch.set_num_threads(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     loader = make_loader(store, **settings)
@@ -58,13 +58,13 @@ def run_rank(store: Path, state: dict[str, Any] | None, settings: dict[str, Any]
 
 
 def read_notes(path: Path) -> list[tuple[list[int], dict[str, Any]]]:
-    """The whole lines; a kill may have torn the last."""
+    """The complete lines; a kill may have cut off the last."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [tuple(json.loads(line)) for line in lines if line.endswith("\n")]
 
 
 class Training:
-    """One endless training of which the row that comes next is known."""
+    """One endless training whose next row is known."""
 
     def __init__(self, folder: Path, store: Path, tally: Tally, rng: random.Random) -> None:
         self._folder, self._store, self._tally, self._rng = folder, store, tally, rng
@@ -105,7 +105,7 @@ class Training:
         self._tally.case(f"{settings} at row {self.num_rows}", finding)
 
     def _compare(self, rows: list[int]) -> str:
-        """A step has the next rows of the undisturbed loader; which rank has which is not said here."""
+        """Check that a step has the next rows of the undisturbed loader, on any rank."""
         while len(self._known) < len(rows):
             batch = next(self._reference)
             self._known += hashes(batch[0] if isinstance(batch, (tuple, list)) else batch.inputs)

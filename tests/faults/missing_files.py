@@ -65,7 +65,7 @@ def check(case: Case) -> tuple[str, str]:
 
 
 def _judge(out: Path, name: str, length: int, inputs: list[str], expected: dict[str, bytes]) -> str:
-    """Say what is wrong; any exception but a sentence of ours is."""
+    """Describe what is wrong; an exception is, unless it is a `TokenmillError`."""
     import tokenmill as tm
     from tests.support.running import tokenize_here
     from tokenmill.tools.verify import verify

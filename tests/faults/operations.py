@@ -4,8 +4,8 @@
     python tests/faults/operations.py eio enospc              the operation fails
     python tests/faults/operations.py eintr short             it is interrupted, or writes half of the bytes
 
-A killed or failed run leaves no traceback, and the next one gives the bytes of an undisturbed run. An interrupted call
-or a short write is nothing unusual, so the first run must succeed.
+A killed or failed run leaves no traceback, and the next one gives the bytes of an undisturbed run. Interrupted calls
+and short writes are normal, so the first run must succeed.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Cut:
-    """What one power cut left; `reported` if the run had said that it was done."""
+    """The tree that one power cut left; `reported` if the run had reported success."""
 
     scenario: Scenario
     number: int
@@ -106,7 +106,7 @@ def all_cuts(folder: Path) -> Iterator[Cut]:
 
 
 def check(cut: Cut) -> tuple[str, str]:
-    """Put a tree on the real disk and judge it; return what was cut, and what is wrong."""
+    """Write a tree to the real disk and check it; return what was cut, and what is wrong."""
     what = f"{cut.scenario.name} run, cut after operation {cut.number}"
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(_shim.SECONDS)

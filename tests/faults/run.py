@@ -75,7 +75,7 @@ class Result:
 
 
 def run_test(test: FaultTest, patience: float) -> Result:
-    """Run one test within `patience` times its time; its processes end with it."""
+    """Run one test with a time limit of `patience` times its usual time; its processes end with it."""
     first, *rest = test.command.split()
     if first != "-m":
         if not (HERE / first).exists():

@@ -48,7 +48,7 @@ def build() -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of a process whose C code is checked; every allocation is one that the sanitizer sees."""
+    """Return the variables of a process whose C code is checked; the sanitizer sees every allocation."""
     library = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     return {
         **os.environ,
@@ -61,7 +61,7 @@ def environment() -> dict[str, str]:
 
 
 def check_that_errors_are_seen(tally: Tally) -> None:
-    """A read past the end of an array is reported, and none where there is none."""
+    """Check that a read past the end of an array is reported, and that correct code gives no report."""
     for num_tokens in (65, 64):
         command = [sys.executable, "-c", PLANTED, str(num_tokens)]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True)
@@ -88,7 +88,7 @@ def run_tests(tally: Tally) -> None:
 
 
 def run_shim(tally: Tally) -> None:
-    """Count and disturb the operations of a run with a library that is checked itself."""
+    """Count and disturb the operations of a run with a shim that has the sanitizers, too."""
     library = BUILD / "shim.so"
     subprocess.run(
         ["cc", "-shared", "-fPIC", "-O1", *FLAGS.split(), "-o", str(library), str(_shim.HERE / "shim.c"), "-ldl"],

@@ -54,7 +54,7 @@ __attribute__((constructor)) static void start(void) {
     shared = mmap(0, 64, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     syscall(SYS_close, fd);
     if (shared == MAP_FAILED) root = 0;
-    /* Far above the descriptors of a program, so that it is nobody's accident. */
+    /* Far above the descriptors of a program, so that no program uses it by accident. */
     if ((text = getenv("FAULT_LOG"))) {
         fd = syscall(SYS_openat, AT_FDCWD, text, O_WRONLY | O_APPEND | O_CLOEXEC);
         log_fd = fcntl(fd, F_DUPFD_CLOEXEC, 900);

@@ -3,8 +3,8 @@
     python tests/faults/soak.py --text-gb 50 --rows 1e9 [--minutes 360] [--corpus FOLDER] [--tokenizer NAME]
 
 Stores stay equal, rows stay in order, memory stays flat, and nothing is left: processes, temporary files, descriptors.
-What is done is kept in `--folder`, so that a soak which was stopped goes on with the same command. `--only text` and
-`--only rows` do one half. Figures go to tests/faults/results/soak.txt.
+Progress is kept in `--folder`, so that the same command resumes a soak that was stopped. `--only text` and `--only
+rows` do one half. Figures go to tests/faults/results/soak.txt.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tests.faults._tally import Tally
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MOST_GROWTH = 1.1
-"""Memory late in a round, or late in the life of a stepping process, by memory before."""
+"""Limit for memory late in a round or late in the life of a stepping process, relative to memory before."""
 
 
 class Kept:
-    """Figures that outlive this process, in one file."""
+    """Figures in a file, which outlive this process."""
 
     def __init__(self, path: Path, start: dict[str, Any]) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""What can go wrong around a run: kills, a full disk, files that cannot be read or written."""
+"""Failures around a run: kills, a full disk, files that cannot be read or written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_ten_kills_at_random_instants_change_nothing(tmp_path: Path) -> None:
 
 
 class SlowRun:
-    """A run whose tasks are several blocks, of a quarter of a second each, so that a worker can be caught at one."""
+    """A run whose tasks have several blocks of a quarter of a second, so that a worker can be killed in one."""
 
     def __init__(self, folder: Path, tokenizer: Path) -> None:
         self.path = folder / "a.jsonl"
@@ -273,7 +273,7 @@ def test_an_input_that_cannot_be_read_is_named(tmp_path: Path, capfd: pytest.Cap
     os.mkfifo(tmp_path / "fifo.jsonl")
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "gone")
     if sys.platform == "linux":
-        # A regular file as far as its status tells, and every read of its start fails.
+        # By its status this is a regular file, and every read of its start fails.
         (tmp_path / "memory.jsonl").symlink_to("/proc/self/mem")
         unreadable["memory.jsonl"] = "cannot be read: Input/output error"
     if not IS_ROOT:

@@ -1,4 +1,4 @@
-"""Start two or three runs on the same directory at about the same time, also ones that replace the store.
+"""Start two or three runs on the same directory at about the same time, some of which replace the store.
 
     python tests/faults/two_writers.py [ROUNDS]
 
@@ -50,7 +50,7 @@ def one_round(folder: Path, inputs: list[str], expected: dict[str, bytes], rng: 
     if not finding and not any(run.code == 0 for run in runs):
         finding = "nobody succeeded"
     if not (out / "manifest.json").exists():
-        # The rank that was left out comes later.
+        # The missing rank runs later.
         for later in commands:
             _shim.run(later)
     tally.case(f"round of kind {kind}", finding or _shim.difference(expected, out))

@@ -1,4 +1,4 @@
-"""The inner loops in C: what they write is what numpy writes, and nothing is written where it does not belong."""
+"""The inner loops in C: they write what numpy writes, and nothing outside the arrays."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fill(rows: tm.Rows, **loading: Any) -> list[list[Any]]:
 
 
 def both_ways(rows: tm.Rows, **loading: Any) -> tuple[list[list[Any]], list[list[Any]]]:
-    """What C and what numpy make of the same rows."""
+    """The same rows as filled by C and by numpy."""
     with pytest.MonkeyPatch.context() as patch:
         in_c = fill(rows, **loading)
         patch.setattr(kernels, "compiled", None)
@@ -54,7 +54,7 @@ def both_ways(rows: tm.Rows, **loading: Any) -> tuple[list[list[Any]], list[list
 
 
 def rows_of(stores: list[Any], seq_len: int, methods: list[Any]) -> tm.Rows:
-    """A mixture of packings, so that rows of each are among rows of others."""
+    """A mixture of packings, so that rows of each alternate with rows of others."""
     parts = [
         tm.shuffle(tm.pack(store, seq_len=seq_len, method=method), seed=1)
         for store, method in zip(stores, methods, strict=True)

@@ -57,7 +57,7 @@ def read_all(path: Path, compression: str, size: int = 700) -> tuple[bytes, str 
     return b"".join(pieces), None
 
 
-def test_compression_is_told_from_the_content() -> None:
+def test_compression_is_detected_by_content() -> None:
     assert detect_compression(gzip.compress(b""), "x.zst") == "gzip"
     assert detect_compression(zstd(b""), "x.gz") == "zstd"
     assert detect_compression(SKIPPABLE + zstd(b""), "x") == "zstd"
@@ -142,7 +142,7 @@ def test_a_flipped_bit_never_passes_in_silence(tmp_path: Path, compression: str,
     assert read_all(path, compression) == (LINES[:1500], None)
 
 
-def test_what_comes_before_damage_is_handed_over_to_the_last_block(tmp_path: Path) -> None:
+def test_every_block_before_the_damage_is_returned(tmp_path: Path) -> None:
     words = random.Random(0)
     text = b"".join(b"%d\n" % words.randrange(10**12) for _ in range(40_000))
     content = bytearray(zstd_in_blocks(text, 5000))

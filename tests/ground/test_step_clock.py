@@ -167,7 +167,7 @@ def test_the_data_may_end(moment: Time) -> None:
     assert clock.blame() == "waits for data 0.0%"
 
 
-def test_mistakes_are_sentences() -> None:
+def test_wrong_arguments_are_one_sentence() -> None:
     clock = StepClock()
     with pytest.raises(UsageError, match="part 'gpu' is unknown; expected data, copy, compute, sync"):
         clock.part("gpu")

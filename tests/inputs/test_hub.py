@@ -41,7 +41,7 @@ def _hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def hub(_hub: Hub) -> Hub:
-    """The server with the named data sets; other tests leave no trace in it."""
+    """The server with the data sets that have short names; tests do not change it."""
     _hub.requests.clear()
     _hub.faults.clear()
     _hub.renamed.clear()
@@ -425,7 +425,7 @@ def test_errors_of_the_server_name_a_remedy(hub: Hub, client: Client) -> None:
 
 
 def test_a_file_that_could_not_be_fetched_is_not_reported_as_gone() -> None:
-    """The client says so by an error of its own, around that of the server; to have it give up takes a minute."""
+    """The client wraps the error of the server in one of its own; it gives up only after a minute."""
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
     def answer(status: int) -> Any:
@@ -640,7 +640,7 @@ def test_a_disk_that_fills_up_is_one_sentence(hub: Hub, client: Client, tmp_path
     if done.returncode:
         pytest.skip(f"mount is not possible here: {done.stderr.decode().strip()}")
     try:
-        # Smaller in the listing than in truth, as with a disk that others fill meanwhile.
+        # The listing gives a size that is too small, as if other programs filled the disk in the meantime.
         hub.add("me/large", {"train.jsonl": b'{"text": "large"}\n' * 40_000})
         hub.sizes["train.jsonl"] = 100_000
         (refused,) = client.refusals("me/large", HF_HOME=str(folder / "hf"))

@@ -1,4 +1,4 @@
-"""How data sets of the Hub are written, and what is not taken for one."""
+"""How data sets of the Hub are written, and which items are not taken for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs in a bucket: read by range where they are, never mixed with what replaces them, whatever the server does."""
+"""Inputs in a bucket: read by range in place, never mixed with objects that replace them, also with server faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking into files: which column holds the text, and how many documents there are at least."""
+"""A look into files: which column holds the text, and a lower bound on the number of documents."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ for record in records:
 
 
 def compare(folder: Path, records: list[dict[str, Any]], work: Path) -> int:
-    """Tokenize here, render there; the number of conversations that were equal."""
+    """Tokenize with tokenmill, render with Transformers; return the number of conversations that were equal."""
     path = work / "records.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     theirs = subprocess.run(

@@ -1,4 +1,4 @@
-"""An environment of its own for every project that reads our exports or writes what we open: their dependencies clash."""
+"""A virtual environment for each project that reads our exports or writes files for us: dependencies clash."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TORCHVISION = {
 
 
 def environment(name: str) -> Path:
-    """The interpreter of an environment, which is made when it is not there."""
+    """The interpreter of an environment, which is built if it is missing."""
     python = HOME / name / "bin" / "python"
     ready, wanted = HOME / name / "ready", repr(PACKAGES[name])
     if not ready.exists() or ready.read_text() != wanted:

@@ -1,4 +1,4 @@
-"""The page of `report` in a real browser: it loads nothing, runs nothing of a document, and works by keyboard.
+"""The page of `report` in a real browser: it loads nothing, runs no code of a document, and works by keyboard.
 
     make test-browser
 
@@ -71,7 +71,7 @@ return found;
 
 
 class Browser:
-    """A headless browser of its own, with a log of what it says and what it loads."""
+    """A headless browser with a log of its console and of what it loads."""
 
     def __init__(self, folder: Path) -> None:
         assert CHROMIUM and DRIVER, "needs chromium and chromedriver: apt-get install chromium-driver"
@@ -84,7 +84,7 @@ class Browser:
         self.prefer("light")
 
     def prefer(self, theme: str, media: str = "") -> None:
-        """What the system asks of pages; smooth scrolling would have every click wait."""
+        """The preferences of the system; smooth scrolling would delay every click."""
         wishes = {"prefers-color-scheme": theme, "prefers-reduced-motion": "reduce"}
         features = [{"name": name, "value": value} for name, value in wishes.items()]
         self.command("Emulation.setEmulatedMedia", media=media, features=features)
@@ -370,7 +370,7 @@ def test_on_paper_it_is_light_and_has_no_controls(browser: Browser, page: Path) 
     assert len(browser.command("Page.printToPDF")["data"]) > 10_000
 
 
-def test_trained_tokens_are_marked_and_said(browser: Browser, supervised_page: Path) -> None:
+def test_trained_tokens_are_marked_and_announced(browser: Browser, supervised_page: Path) -> None:
     browser.open(supervised_page)
     trained = [token.text for token in browser.find_all("#text .trained")]
     assert trained == ["y", "e", "s", "<eos>"]

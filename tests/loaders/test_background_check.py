@@ -27,7 +27,7 @@ SECONDS = 30
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that begins now, because the one of an earlier test remembers another cache directory."""
+    """Start a new thread, because the one of an earlier test uses another cache directory."""
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(background_check, "_checker", background_check._Checker())
 
@@ -218,7 +218,7 @@ def test_a_damaged_copy_in_the_cache_of_a_bucket_is_noticed(tmp_path: Path, s3: 
     step_for(tm.load(f"{s3}/tok", seq_len=16, batch_size=2, verify="background"), 0.3)
 
 
-def test_what_has_no_checksum_is_refused(tmp_path: Path) -> None:
+def test_data_without_checksums_is_refused(tmp_path: Path) -> None:
     np.arange(1000, dtype=np.uint16).tofile(tmp_path / "a.bin")
     with pytest.raises(UsageError, match="verify='background' needs checksums, and .* has none"):
         tm.load(tmp_path / "a.bin", seq_len=16, batch_size=2, verify="background")

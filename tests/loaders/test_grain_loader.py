@@ -154,7 +154,7 @@ def test_lengths_of_documents_of_a_row_have_one_shape_for_all_rows(tmp_path: Pat
     assert source[6]["doc_lens"].ndim == 2
 
 
-def test_a_loader_has_the_state_of_its_last_iterator_and_begins_where_it_is_told(stores: list[Any]) -> None:
+def test_a_loader_has_the_state_of_its_last_iterator_and_begins_at_a_loaded_state(stores: list[Any]) -> None:
     rows = shuffled(stores[1])
     settings: dict[str, Any] = {"framework": "grain", "batch_size": 5, "epochs": 1}
     whole = list(tm.Loader(rows, batch_size=5, epochs=1))

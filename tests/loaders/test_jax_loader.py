@@ -83,14 +83,14 @@ def test_int64_is_refused_where_jax_would_cut_it(stores: list[Any]) -> None:
         make_loader(shuffled(stores[0]), framework="jax", batch_size=4, dtype=np.int64)
 
 
-def test_what_is_no_sharding_is_refused(stores: list[Any]) -> None:
+def test_a_value_that_is_not_a_sharding_is_refused(stores: list[Any]) -> None:
     mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
     for wrong in (5, mesh, jax.sharding.PartitionSpec("data"), "data"):
         with pytest.raises(UsageError, match=r"is not a sharding; pass jax.sharding.NamedSharding\(mesh"):
             make_loader(shuffled(stores[0]), framework="jax", batch_size=4, sharding=wrong)
 
 
-def test_settings_that_make_no_sense_are_refused(stores: list[Any]) -> None:
+def test_invalid_settings_are_refused(stores: list[Any]) -> None:
     for settings, message in (
         ({"dtype": "nope"}, "dtype 'nope' is no type of numpy"),
         ({"dtype": "uint8"}, "dtype uint8 cannot hold"),

@@ -1,4 +1,4 @@
-"""The loader: one global stream for every world size, exact resuming, batches that are the user's own."""
+"""The loader: one global stream for every world size, exact resuming, batches that own their memory."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_after_the_last_batch_a_loader_starts_over_and_so_does_its_state(stores:
     assert next(iter(longer)).inputs[0].tolist() == rows[len(rows)].tolist(), "more epochs continue with the next one"
 
 
-def test_ranks_that_have_only_blank_rows_left_go_along(stores: list[Any]) -> None:
+def test_ranks_that_have_only_blank_rows_left_get_as_many_batches(stores: list[Any]) -> None:
     rows = tm.take(DATASETS["small-shuffled"](stores), 99)
     for layout in ("xy", "hf", "olmo", "maxtext"):
         for rank in range(4):
@@ -329,7 +329,7 @@ def test_positions_are_the_same_however_many_are_filled_at_once(
 
 @pytest.mark.usefixtures("inner_loops")
 @pytest.mark.parametrize("first", ["positions", "segment_ids"])
-def test_what_is_asked_for_does_not_depend_on_what_was_asked_for_before(stores: list[Any], first: str) -> None:
+def test_the_fields_of_a_batch_do_not_depend_on_those_asked_for_before(stores: list[Any], first: str) -> None:
     rows = DATASETS["mix-of-best-fit"](stores)
     names = ("positions", "segment_ids")
     expected = collect(tm.Loader(rows, batch_size=3, document_mask=True), 200)
@@ -357,7 +357,7 @@ def test_large_buffers_begin_with_a_huge_page_and_return_to_the_pool_when_no_arr
         assert pool.take(shape).ctypes.data == address
 
 
-def test_the_memory_of_a_batch_is_free_as_soon_as_the_user_lets_go_of_it(
+def test_the_memory_of_a_batch_is_free_as_soon_as_the_user_drops_it(
     stores: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "CHUNK_BYTES", 1)
@@ -448,7 +448,7 @@ def test_the_state_of_another_dataset_is_refused_with_the_difference(stores: lis
         ({"version": 10**5000, "fingerprint": "", "next_row": 3}, "version a very large int"),
     ],
 )
-def test_what_is_no_state_is_refused(stores: list[Any], state: Any, message: str) -> None:
+def test_a_value_that_is_not_a_state_is_refused(stores: list[Any], state: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         tm.Loader(DATASETS["concat"](stores), batch_size=5).load_state_dict(state)
 
@@ -590,7 +590,7 @@ def test_a_stage_may_be_added_after_the_state_but_not_before_it(stores: list[Any
         ({"batch_size": 2, "epochs": 0}, "epochs 0 must be a number above 0"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(stores: list[Any], settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(stores: list[Any], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         tm.Loader(DATASETS["concat"](stores), **settings)
 
@@ -643,7 +643,7 @@ def test_ranks_come_from_where_the_trainer_keeps_them(monkeypatch: pytest.Monkey
 
 
 class Group:
-    """A process group that says what it is told."""
+    """A process group with given answers."""
 
     def __init__(self, number: int, count: int) -> None:
         self._number, self._count = number, count
@@ -655,7 +655,7 @@ class Group:
         return self._count
 
 
-def test_what_is_said_twice_about_ranks_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_given_in_two_ways_must_be_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert find_rank("auto", np.int64(4)) == find_rank(1, 4, Group(1, 4)) == find_rank("auto", None, Group(1, 4))
@@ -777,7 +777,7 @@ def test_an_error_in_the_thread_reaches_the_user(stores: list[Any], monkeypatch:
     def fail(*_: Any) -> None:
         raise StoreError("the disk is gone")
 
-    monkeypatch.setattr(loader, "_deliver", fail)
+    monkeypatch.setattr(loader, "_make_batches", fail)
     with pytest.raises(StoreError, match="the disk is gone"):
         next(iter(loader))
 

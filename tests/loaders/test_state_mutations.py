@@ -1,4 +1,4 @@
-"""Every field of a loader's state, replaced by other values: the state is refused, or the field decides nothing."""
+"""Every field of a loader's state, replaced by other values: the state is refused, or the field has no effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokenmill.errors import UsageError
 GONE = object()
 SEQ_LEN, NEXT_ROW = 16, 150
 FREE = {("next_row",), ("batch_size",), ("world_size",)}
-"""The place itself, and two numbers that may differ from those of the loader that resumes."""
+"""The place itself, and two numbers that may differ from those of the resuming loader."""
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ loaders_tf: Any = None
 
 @pytest.fixture(scope="module", autouse=True)
 def _tensorflow() -> None:
-    """Import it when a test runs: it takes seconds, which collecting the tests should not."""
+    """Import TensorFlow when a test runs: it takes seconds, which would slow down test collection."""
     global tf, loaders_tf
     loaders_tf = import_module("tokenmill.loaders.tf")
     tf = loaders_tf.tf
@@ -84,7 +84,7 @@ def test_loading_resumes_in_the_middle_of_a_chunk(stores: list[Any], place: int)
     assert int(again.dataset().cardinality()) == len(whole) - place
     assert_same(again.dataset(), whole[place:])
     assert_same([tuple(batch) for batch in again], whole[place:])
-    # After the end it begins anew, as the loader does.
+    # After the end it starts over, as the loader does.
     assert_same(again.dataset(), whole)
 
 
@@ -182,7 +182,7 @@ def test_a_dataset_works_inside_a_compiled_function(stores: list[Any]) -> None:
     assert int(total(loader.dataset())) == sum(int(batch.inputs.sum()) for batch in theirs)
 
 
-def test_a_program_imports_in_silence_and_may_end_while_tensorflow_prefetches(stores: list[Any]) -> None:
+def test_importing_prints_nothing_and_a_program_may_end_while_tensorflow_prefetches(stores: list[Any]) -> None:
     """A thread of TensorFlow that needs Python when the interpreter exits would make it wait forever."""
     program = (
         "import os, sys, time; before = dict(os.environ); import tokenmill as tm, tokenmill.loaders.tf as ours\n"
@@ -203,7 +203,7 @@ def test_a_program_imports_in_silence_and_may_end_while_tensorflow_prefetches(st
     assert (done.stdout, done.stderr) == ("done\n", "seen\n")
 
 
-def test_what_others_write_while_tensorflow_is_imported_is_shown(capfd: Any, monkeypatch: Any) -> None:
+def test_output_of_other_code_while_tensorflow_is_imported_is_shown(capfd: Any, monkeypatch: Any) -> None:
     monkeypatch.delitem(sys.modules, "tensorflow")
     with loaders_tf._without_chatter():
         os.write(2, b"I0000 00:00:1 port.cc:153] oneDNN custom operations are on.\nmine\n")

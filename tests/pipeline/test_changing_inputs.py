@@ -1,4 +1,4 @@
-"""Inputs that change while a run reads them: an error that names the file, never documents lost in silence."""
+"""Inputs that change while a run reads them: an error that names the file; no document is lost silently."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEXTS = [f"{number} {text}" for number, text in enumerate(make_texts(400, seed=5
 
 
 class Disturbing(ThreadExecutor):
-    """Changes something when the first task is done."""
+    """Changes an input when the first task is done."""
 
     def __init__(self, disturb: Callable[[], Any]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def _is_done(event: CallEvent) -> bool:
 
 
 def write(path: Path) -> Path:
-    """The same documents in the format that the name says."""
+    """The same documents in the format that the name stands for."""
     if path.suffix == ".parquet":
         return write_parquet(path, TEXTS, rows_per_group=20)
     data = "\n".join(TEXTS).encode() if ".txt" in path.name else jsonl(TEXTS)
@@ -70,7 +70,7 @@ def grow(path: Path) -> None:
 
 
 def swap(path: Path) -> None:
-    """Other bytes at the same size, by way of a new file."""
+    """Replace a file by one with other bytes and the same size."""
     data = path.read_bytes()
     new = path.with_name("new")
     new.write_bytes(data[:-9] + bytes(9))
@@ -102,7 +102,7 @@ def test_an_input_that_changes_during_a_run_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_last_moment_before_the_manifest_counts_too(name: str, tmp_path: Path) -> None:
+def test_a_change_right_before_the_manifest_is_found(name: str, tmp_path: Path) -> None:
     path, out = write(tmp_path / name), tmp_path / "out"
     with pytest.raises(DataError, match="changed while it was read"):
         disturbed(path, out, lambda: shrink(path), task_bytes="100MB")

@@ -1,4 +1,4 @@
-"""What the checksum of a compressed frame has not confirmed does not become a document."""
+"""Text of a compressed frame does not become documents unless the checksum of the frame is right."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_spans_inside_a_huge_document_are_left_out(tmp_path: Path) -> None:
     assert [(span.first_line, span.num_lines) for span in spans] == [(0, 2), (2, 1)]
 
 
-def test_spans_without_a_sink_are_passed_over_and_counted(tmp_path: Path) -> None:
+def test_spans_without_a_sink_are_skipped_and_counted(tmp_path: Path) -> None:
     data = b"".join(b"%d\n" % number for number in range(1000))
     everything = list(cut_stream(Pieces(data), delimiter=b"\n", task_bytes=500, sink=Sinks(tmp_path)))
     sinks = Sinks(tmp_path, skipped={0, 2, 3})

@@ -48,7 +48,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def one_stream(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """One compressed file, which has to be fed to all workers."""
+    """One compressed file, whose text has to be passed to all workers."""
     path = tmp_path_factory.mktemp("stream") / "all.jsonl.zst"
     path.write_bytes(compress(make_lines(300, 50)[1], "zst"))
     return [str(path)]

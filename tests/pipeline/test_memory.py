@@ -53,7 +53,7 @@ def _proportional_size(pid: int) -> int:
 
 
 def random_words(num_bytes: int, seed: int) -> str:
-    """Words of seven characters of which hardly any comes twice."""
+    """Words of seven characters, hardly any of which repeats."""
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz012345", np.uint8)
     words = np.random.default_rng(seed).integers(0, 32, (num_bytes // 8, 8), np.uint8)
     words = letters[words]

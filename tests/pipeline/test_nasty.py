@@ -1,7 +1,7 @@
-"""Bad and odd input: every defect is an error that names it, or a reject with its place; never silence, never a crash.
+"""Bad and odd input: every defect is an error that names it, or a reject with its place; none is ignored, none crashes.
 
-The defects are made here, so that they are tested on every machine; where `../shared/data/nasty` is, its
-files are read too and compared with what their README says.
+The defects are made here, so that every machine tests them. If `../shared/data/nasty` exists, its files are read as
+well, and compared with their README.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _unit(name: str) -> str:
 
 
 @pytest.mark.parametrize("task_bytes", [1 << 22, 25, 7], ids=lambda size: f"{size}-bytes-per-task")
-def test_skip_keeps_what_is_good_and_tells_the_place_of_the_rest(
+def test_skip_keeps_good_records_and_reports_the_place_of_the_others(
     task_bytes: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     names = sorted(
@@ -330,7 +330,7 @@ LINES: dict[str, tuple[str, list[int | None]]] = {
     "wrong_column.parquet": ("no-text-column", [None]),
 }
 UNCONFIRMED = {"bad_checksum.jsonl.zst": 0, "truncated.jsonl.gz": 0, "truncated.jsonl.zst": 0}
-"""Documents come out of these, but their only frame is damaged."""
+"""Some documents of these can be read, but their only frame is damaged."""
 OTHER_COUNTS = {"not_gzip.jsonl.gz": 5, "binary_column.parquet": 20} | UNCONFIRMED
 """The content of a file decides, not its name; bytes that are UTF-8 are text."""
 LARGE = ("many_tiny.jsonl.zst", "one_huge_line.jsonl.zst", "one_huge_word.jsonl.zst")

@@ -166,7 +166,7 @@ def test_ranks_without_a_common_disk_make_one_store(corpus: Path, s3: str, expec
 def test_a_cluster_without_a_common_disk_makes_the_same_store(
     tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch, losses: dict[str, int]
 ) -> None:
-    """A lost stream goes on with what it had published, which nobody but the bucket knows."""
+    """A lost stream is resumed after its published tasks, which are listed in the bucket only."""
     monkeypatch.setattr(worker, "FAR_NOTE_SECONDS", 0.0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     corpus = make_corpus(tmp_path / "corpus")
@@ -199,7 +199,7 @@ def test_status_and_finish_of_ranks_that_have_no_disk_in_common(
     assert sentence(done).startswith(f"{url} is not complete: ")
     assert "with --world-size 2 and --rank 1" in done.stderr
     with monkeypatch.context() as patch:
-        # Killed when it has done its share, and before it could write the manifest.
+        # Killed after the last task of its share and before the manifest.
         patch.setattr("tokenmill.pipeline.run.finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             tm.tokenize(str(corpus), url, rank=1, world_size=2, **flags())
@@ -215,7 +215,7 @@ def test_status_and_finish_of_ranks_that_have_no_disk_in_common(
 
 
 def test_a_run_into_a_bucket_can_be_watched(corpus: Path, s3: str) -> None:
-    """By what it says: there are no locks."""
+    """The status uses the reports of the run, because a bucket has no locks."""
     url = f"{s3}/tok"
     assert tm.tokenize(str(corpus), url, rank=0, world_size=2, **flags()) is None
     bucket, prefix = split_url(url)
@@ -228,7 +228,7 @@ def test_a_run_into_a_bucket_can_be_watched(corpus: Path, s3: str) -> None:
         assert (status.state, status.ranks[0].state) == (state, state)
 
 
-def test_what_somebody_else_has_put_there_stays(corpus: Path, s3: str, expected: dict[str, bytes]) -> None:
+def test_files_of_other_programs_in_the_folder_stay(corpus: Path, s3: str, expected: dict[str, bytes]) -> None:
     """Notes, checkpoints, and a store inside the store's place."""
     url = f"{s3}/tok"
     tm.tokenize(str(corpus), url, **flags())
@@ -245,10 +245,10 @@ def test_what_somebody_else_has_put_there_stays(corpus: Path, s3: str, expected:
     assert expected.items() <= before.items()
 
 
-def test_a_run_that_was_overtaken_leaves_the_store_alone(
+def test_a_run_that_was_replaced_by_another_leaves_the_store_alone(
     tmp_path: Path, corpus: Path, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was held up at a task while another run, with other flags, has made the store anew."""
+    """The run is delayed in a task while another run, with other flags, replaces the store."""
     url = f"{s3}/tok"
     made: list[dict[str, bytes]] = []
     publish = worker.publish_task
@@ -321,7 +321,7 @@ def test_overwrite_and_what_is_not_ours(corpus: Path, s3: str) -> None:
     assert store.manifest.special_tokens.eos_id is None
 
 
-def test_mistakes_are_sentences(tmp_path: Path, corpus: Path, s3: str) -> None:
+def test_wrong_arguments_are_one_sentence(tmp_path: Path, corpus: Path, s3: str) -> None:
     with pytest.raises(UsageError, match="is a whole bucket; name a folder in it"):
         tm.tokenize(str(corpus), s3, **flags())
     with pytest.raises(UsageError, match="--scratch x is for a store in a bucket"):
@@ -364,8 +364,8 @@ def test_what_needs_a_directory_says_so(tmp_path: Path, corpus: Path, s3: str) -
     assert not Path("s3:").exists()
 
 
-def test_scratch_directories_are_nobody_elses(tmp_path: Path) -> None:
-    """Runs that start at the same time sweep what killed ones have left, and nothing of each other."""
+def test_runs_remove_only_the_scratch_directories_of_killed_runs(tmp_path: Path) -> None:
+    """Runs that start at the same time remove the leftovers of killed runs, but not the files of each other."""
 
     def enter(_: int) -> bool:
         with scratch_directory(str(tmp_path)) as folder:

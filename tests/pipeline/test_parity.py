@@ -1,4 +1,4 @@
-"""The parity gate: a wrong engine is found, nothing is published before it has passed, a difference is loud."""
+"""The parity gate: a wrong engine is found and reported, and nothing is published before the gate has passed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_ten_thousand_tiny_inputs_give_a_thousand_documents_and_2_mb(tmp_path: P
     numbers = sorted(int(document.texts[0].split()[0]) for document in sample.documents)
     assert len(numbers) == len(set(numbers)) >= 1000
     assert sample.num_characters >= 2e6
-    # Wherever reading stops, no stretch of inputs is left out.
+    # The sample is spread over the inputs even if reading stops early.
     assert max(b - a for a, b in pairwise([0, *numbers, 3000])) < 10
     assert len(sample_of(paths[:700]).documents) == 700
 
@@ -126,7 +126,9 @@ def test_a_wrong_id_anywhere_in_a_long_document_is_found(tmp_path: Path, tiny_to
     assert _differing_documents(Slip(reference, text), reference, [document]) == [document.texts[0]]
 
 
-def test_the_first_screen_and_the_manifest_tell_of_parts(tmp_path: Path, tiny_tokenizer: Path) -> None:
+def test_the_first_screen_and_the_manifest_count_documents_compared_in_parts(
+    tmp_path: Path, tiny_tokenizer: Path
+) -> None:
     write_jsonl(tmp_path / "corpus.jsonl", ["x" * 1_200_000, "short"])
     request = Request.from_flags(
         {"inputs": [str(tmp_path / "corpus.jsonl")], "out": str(tmp_path / "s"), "tokenizer": str(tiny_tokenizer)}
@@ -139,7 +141,7 @@ def test_the_first_screen_and_the_manifest_tell_of_parts(tmp_path: Path, tiny_to
 
 
 class Listening(LocalExecutor):
-    """Real processes; keeps the gate's answer back until both workers have a task that is not published."""
+    """Real processes; holds the gate's answer back until both workers have an unpublished task."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +164,7 @@ class Listening(LocalExecutor):
             if isinstance(message, GateResult):
                 self.delayed.append(event)
                 continue
-            if isinstance(message, Finished) and message.run is not None:
+            if isinstance(message, Finished) and message.mark is not None:
                 self.num_held += 1
                 if self.num_held == self.kill_at:
                     os.kill(self._places[event.call].pid, signal.SIGKILL)
@@ -184,7 +186,7 @@ def request_for(folder: Path, tokenizer: Path, **flags: Any) -> Request:
 
 
 class Heard:
-    """A display that remembers what was said."""
+    """A display that records its messages."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -229,7 +231,7 @@ class ContradictingProcesses(Contradicting, LocalExecutor):
     """Real processes, whose gate reports a difference the first time."""
 
 
-def test_a_difference_falls_back_to_the_reference_loudly(tmp_path: Path, tiny_tokenizer: Path) -> None:
+def test_a_difference_falls_back_to_the_reference_and_says_so(tmp_path: Path, tiny_tokenizer: Path) -> None:
     display = Heard()
     outcome = run(request_for(tmp_path, tiny_tokenizer), display, ContradictingProcesses())
     assert any("gigatoken differs from huggingface on 1 of" in line and "slower" in line for line in display.lines)

@@ -70,7 +70,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks") / "corpus"
     folder.mkdir()
     (folder / "a.jsonl").write_bytes(jsonl(make_texts(150, 1)) + b"broken\n" + jsonl(make_texts(30, 2)))
-    # A document that covers several tasks leaves these out.
+    # Tasks that lie inside one huge document are left out.
     long = jsonl([*make_texts(200, 3), "long " * TASK_BYTES, *make_texts(200, 16)]) + b"broken\n"
     (folder / "b.jsonl.zst").write_bytes(compress(long, "zst"))
     (folder / "c.jsonl.gz").write_bytes(compress(jsonl(make_texts(150, 4)), "gz"))
@@ -82,7 +82,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(corpus: Path) -> dict[str, bytes]:
-    """What one process gives that nobody stops."""
+    """The store that one undisturbed process makes."""
     out = corpus.parent / "undisturbed"
     tokenize_here(corpus, out, **here())
     return snapshot(out)
@@ -94,7 +94,7 @@ def here(**flags: Any) -> dict[str, Any]:
 
 
 def run_rank(corpus: Path, out: Path, rank: int | str, world_size: int | None, **flags: Any) -> Outcome:
-    """One rank without processes, for tests of what ranks do and not of how they run."""
+    """One rank without worker processes, for tests of the result of ranks and not of their execution."""
     asked = {"inputs": [str(corpus)], "out": str(out), "rank": rank, "world_size": world_size, **here(**flags)}
     return run(Request.from_flags(asked), Silence(), ThreadExecutor())
 
@@ -112,7 +112,7 @@ def draw(folder: Path) -> str:
 
 @pytest.fixture
 def halves(corpus: Path, tmp_path: Path) -> Path:
-    """A store whose tasks are all done, by two ranks that did not see each other, so that nobody has finished it."""
+    """A store whose tasks are all done by two ranks that did not see each other, so that neither wrote the manifest."""
     for rank in (0, 1):
         assert run_rank(corpus, tmp_path / f"half{rank}", rank, 2).manifest is None
     shutil.copytree(tmp_path / "half1", tmp_path / "half0", dirs_exist_ok=True)
@@ -146,7 +146,7 @@ def test_shares_are_all_of_the_plan_and_none_is_much_larger(sizes: list[int], st
         sum(task.bytes for task in part.tasks) + sum(4 * plan.inputs[stream.input].bytes for stream in part.streams)
         for part in parts
     ]
-    # Whoever got the last one had the least before.
+    # The rank that got the last task had the least before.
     assert max(loads) - min(loads) <= max(works, default=0) + len(works)
     assert world == 1 or [Share(rank, world).of(plan) for rank in range(world)] == parts
 
@@ -230,7 +230,7 @@ def test_ranks_come_from_the_environment_only_when_asked(
         ("kubernetes", None, {"JOB_COMPLETION_INDEX": "1"}, "does not say of how many; pass --world-size"),
     ],
 )
-def test_what_is_no_rank_is_refused_with_what_to_do(
+def test_an_invalid_rank_is_refused_with_what_to_do(
     rank: int | str | None, world_size: int | None, environment: dict[str, str], message: str
 ) -> None:
     with pytest.raises(tm.UsageError, match=re.escape(message)):
@@ -241,7 +241,7 @@ def test_what_is_no_rank_is_refused_with_what_to_do(
 
 
 def end_all(processes: list[subprocess.Popen[str]]) -> list[str]:
-    """What they print, once all have ended by themselves."""
+    """Wait until all have ended; return their output."""
     said = []
     for process in processes:
         output, errors = process.communicate(timeout=90)
@@ -315,7 +315,7 @@ def test_a_rank_that_was_killed_is_named_and_started_again(
 
 
 def let_work(ranks: list[subprocess.Popen[str]], out: Path, num_tasks: int) -> None:
-    """Until they have done so many tasks, or one of them has nothing left to do."""
+    """Wait until they have done this many tasks, or one of them has nothing left to do."""
     wanted = len(journal_of(out)) + num_tasks
     wait_for(lambda: len(journal_of(out)) >= wanted or any(process.poll() is not None for process in ranks))
 
@@ -392,7 +392,7 @@ def test_the_documented_kubernetes_job_makes_a_store(corpus: Path, tmp_path: Pat
         next(block for block in re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S) if "batch/v1" in block)
     )
     assert job["spec"]["completionMode"] == "Indexed"
-    # Kubernetes takes policies for failed pods, and limits for each index, with this one alone.
+    # Kubernetes accepts pod failure policies and limits per index with this restart policy only.
     assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
     container = job["spec"]["template"]["spec"]["containers"][0]
     asked = [*container["command"][1:], *container["args"]]
@@ -452,7 +452,7 @@ def test_a_rank_without_a_share_says_so(tmp_path: Path) -> None:
     assert ranks_that_are(read_status(out), "done") == [0, 2]
     assert run_rank(path, out, 1, 3, **flags).manifest is not None
     whole = snapshot(out)
-    # As after a kill right behind the manifest.
+    # As after a kill right after the manifest.
     (out / ".rank-0-of-3.lock").touch()
     (out / ".rank-7-of-9.workers.lock").touch()
     assert run_rank(path, out, 2, 3, **flags).observer is None, "the store is finished"
@@ -464,7 +464,7 @@ def test_python_gets_the_store_from_the_last_rank_and_nothing_from_others(corpus
     assert tm.tokenize(corpus, tmp_path / "out", rank=0, world_size=2, **flags) is None
     with pytest.raises(tm.StoreError, match="is an unfinished run; run the same .* that tokenmill status .*out names"):
         tm.open(tmp_path / "out")
-    # As os.environ has it.
+    # A string, as in os.environ.
     store = tm.tokenize(corpus, tmp_path / "out", rank="1", world_size=2, **flags)
     assert isinstance(store, tm.TokenStore)
 
@@ -520,7 +520,7 @@ def test_finish_names_what_is_missing_task_by_task(corpus: Path, tmp_path: Path)
 
 @pytest.fixture
 def for_others(corpus: Path) -> Iterator[Path]:
-    """A folder that other users may enter, with a run of which one rank is done, and nobody else may write."""
+    """A folder that other users may read but not write, with a run of which one rank is done."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         run_rank(corpus, out, 0, 2)
@@ -531,7 +531,7 @@ def for_others(corpus: Path) -> Iterator[Path]:
 
 
 def said_to_others(action: Callable[[], Any]) -> str:
-    """The error of an action that is taken without the rights of root, in a process of its own."""
+    """Call a function without the rights of root, in a process of its own, and return its error."""
     receiving, sending = os.pipe()
     child = os.fork()
     if child == 0:
@@ -551,7 +551,7 @@ def said_to_others(action: Callable[[], Any]) -> str:
     return text
 
 
-def test_finish_tells_who_may_only_read_what_is_missing(for_others: Path) -> None:
+def test_finish_lists_what_is_missing_in_a_read_only_directory(for_others: Path) -> None:
     before = snapshot(for_others)
     said = said_to_others(lambda: finish_store(for_others))
     assert f"{for_others} is not complete: " in said and "\nrank 1 of 2: " in said
@@ -564,7 +564,7 @@ def test_finish_tells_who_may_only_read_what_is_missing(for_others: Path) -> Non
     assert snapshot(for_others) == before
 
 
-def test_a_complete_run_that_cannot_be_written_is_told_of(halves: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_run_in_a_read_only_directory_is_reported(halves: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenmill.pipeline.journal.finish.os.access", lambda *_: False)
     with pytest.raises(tm.StoreError, match="has all of its tasks but is read-only here; run tokenmill finish"):
         finish_store(halves)
@@ -577,7 +577,7 @@ def test_a_file_is_no_store_to_finish(tmp_path: Path) -> None:
             look(tmp_path / "a")
 
 
-def test_a_finish_that_was_killed_behind_the_manifest_leaves_nothing_for_ever(
+def test_leftovers_of_a_finish_killed_after_the_manifest_are_removed_by_the_next(
     halves: Path, undisturbed: dict[str, bytes]
 ) -> None:
     finish_store(halves)
@@ -631,7 +631,7 @@ def test_too_many_rejects_of_all_ranks_are_too_many(corpus: Path, tmp_path: Path
 
 
 def test_ranks_may_have_copies_of_small_inputs_with_times_of_their_own(tmp_path: Path) -> None:
-    """The whole content is known to be the same; before, each rank had the others' tasks done again."""
+    """The whole content is known to be the same. Otherwise each rank would repeat the tasks of the others."""
     out = tmp_path / "out"
     for rank in (0, 1):
         (tmp_path / str(rank)).mkdir()
@@ -651,7 +651,7 @@ def test_ranks_may_have_copies_of_small_inputs_with_times_of_their_own(tmp_path:
 
 
 def test_ranks_refuse_a_large_input_with_another_time(tmp_path: Path) -> None:
-    """Its fingerprint is of a sample: that the time is the same is the only proof that nobody changed it."""
+    """Its fingerprint covers a sample: only an equal modification time proves that the rest is unchanged."""
     path, out = tmp_path / "a.jsonl", tmp_path / "out"
     path.write_bytes(jsonl(["x" * 999_000 + str(number) for number in range(9)]))
     run_rank(path, out, 0, 2, task_bytes="3MB")
@@ -677,14 +677,14 @@ def test_ranks_with_other_flags_or_inputs_are_refused(corpus: Path, tmp_path: Pa
         run_rank(corpus / "a.jsonl", tmp_path / "out", 1, 2)
 
 
-def test_what_is_left_of_a_store_that_was_being_overwritten_is_refused(corpus: Path, tmp_path: Path) -> None:
+def test_the_rest_of_a_store_that_was_being_overwritten_is_refused(corpus: Path, tmp_path: Path) -> None:
     run_rank(corpus, tmp_path / "out", 0, 2)
     (tmp_path / "out" / ".tasks" / "plan.json").unlink()
     with pytest.raises(tm.StoreError, match=r"being overwritten; remove it \(rm -r .*\), then start all ranks again"):
         run_rank(corpus, tmp_path / "out", 1, 2)
 
 
-# Who may be there at the same time.
+# Which processes may run at the same time.
 
 
 def hold(folder: Path, name: str) -> Any:
@@ -733,9 +733,7 @@ def test_a_rank_waits_for_the_workers_of_its_killed_predecessor(corpus: Path, tm
             assert rank.result(60).num_own > 0
 
 
-def test_a_rank_sweeps_up_after_itself_and_nobody_else(
-    corpus: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_a_rank_removes_only_its_own_leftovers(corpus: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "out"
     run_rank(corpus, out, 0, 2)
     left: dict[int, list[Path]] = {}
@@ -773,7 +771,7 @@ def test_without_locks_ranks_still_make_the_same_store_and_say_what_to_mind(
     monkeypatch.setattr(fcntl, "flock", refuse)
     monkeypatch.setattr(Silence, "say", lambda self, text, style="": said.append(text))
     with ThreadPoolExecutor(4) as pool:
-        # Each rank twice at once, as when a machine was taken for dead.
+        # Each rank twice at the same time, as if a machine was wrongly assumed to be dead.
         runs = [pool.submit(_run_or_refuse, corpus, tmp_path / "out", rank) for rank in (0, 1, 0, 1)]
         assert [done.exception() for done in runs] == [None] * 4
     assert any("is on a file system without locks" in text for text in said)
@@ -785,7 +783,7 @@ def test_without_locks_ranks_still_make_the_same_store_and_say_what_to_mind(
 
 
 def _run_or_refuse(corpus: Path, out: Path, rank: int) -> None:
-    """A rank of which another one may remove what it is at: it then ends with a sentence, to be started again."""
+    """A rank whose files another one may remove: it then ends with a sentence, and is started again."""
     with suppress(tm.TokenmillError):
         run_rank(corpus, out, rank, 2)
 
@@ -806,7 +804,7 @@ def test_of_many_that_create_a_file_one_succeeds_and_it_is_whole(tmp_path: Path)
     assert os.listdir(tmp_path) == ["plan.json"]
 
 
-# Seen from outside.
+# Status of ranks.
 
 
 def test_status_adds_ranks_up_and_says_which_to_start(corpus: Path, tmp_path: Path) -> None:
@@ -829,7 +827,7 @@ def test_status_adds_ranks_up_and_says_which_to_start(corpus: Path, tmp_path: Pa
 
 
 def test_a_finished_store_has_all_tasks_whatever_ranks_have_made_them(tmp_path: Path) -> None:
-    """One rank of two has begun; of four, those have gone on that had something left to do."""
+    """One rank of two has begun; of four, those with work left have continued."""
     path, out = tmp_path / "a.jsonl", tmp_path / "out"
     path.write_bytes(jsonl(make_texts(400, 12)))
     run_rank(path, out, 0, 2)
@@ -870,7 +868,7 @@ def test_status_and_finish_name_many_ranks_as_sbatch_takes_them() -> None:
 
 @pytest.fixture
 def shared_by_many(tmp_path: Path) -> Path:
-    """A run of 3,000 tasks and some streams that 512 ranks have begun, of which nothing is done."""
+    """A run of 3,000 tasks and some streams that 512 ranks have begun and none of which is done."""
     out = tmp_path / "many"
     out.mkdir()
     plan = make_plan_of([], [5] * 600)
@@ -881,7 +879,7 @@ def shared_by_many(tmp_path: Path) -> Path:
     return out
 
 
-def test_what_many_ranks_have_not_done_is_told_in_a_few_lines(shared_by_many: Path) -> None:
+def test_missing_tasks_of_many_ranks_are_listed_in_a_few_lines(shared_by_many: Path) -> None:
     with hold(shared_by_many, ".rank-7-of-512.lock"), pytest.raises(Incomplete) as caught:
         finish_store(shared_by_many)
     assert str(caught.value).endswith(
@@ -895,7 +893,7 @@ def test_what_many_ranks_have_not_done_is_told_in_a_few_lines(shared_by_many: Pa
     assert "for RANK in 0-511." in " ".join(draw(shared_by_many).split())
 
 
-# What ranks read of each other, and have to have in common.
+# What ranks read of each other, and what must be the same for all.
 
 
 def test_only_the_last_rank_reads_what_others_have_entered(
@@ -907,8 +905,8 @@ def test_only_the_last_rank_reads_what_others_have_entered(
     monkeypatch.setattr(Journal, "record", lambda self, name: (read.append(name), record(self, name))[1])
     for rank in (0, 1):
         outcome = run_rank(corpus, tmp_path / "out", rank, 3)
-        assert outcome.manifest is None and outcome.stock is not None
-        assert set(outcome.stock.done) == journal_of(tmp_path / "out")
+        assert outcome.manifest is None and outcome.completion is not None
+        assert set(outcome.completion.done) == journal_of(tmp_path / "out")
         assert read == []
     assert run_rank(corpus, tmp_path / "out", 2, 3).manifest is not None
     assert read

@@ -1,4 +1,4 @@
-"""Stopping and continuing: the same command goes on, another one is refused, a finished store is left alone."""
+"""Stopping and resuming: the same command resumes, another one is refused, a finished store stays as it is."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str, bytes]]:
-    """What a run gives that nobody stops."""
+    """The store of an undisturbed run."""
     known: dict[Path, dict[str, bytes]] = {}
 
     def run(path: Path) -> dict[str, bytes]:
@@ -155,7 +155,7 @@ def test_a_second_run_at_once_is_refused_with_the_first_ones_process(plain: Path
 
 
 class Stopped:
-    """A folder with inputs and an unfinished store of them, for one test to play with."""
+    """A folder with inputs and an unfinished store of them, which a test may change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -284,7 +284,7 @@ def test_one_of_very_many_inputs_that_is_gone_is_named_at_once(tmp_path: Path) -
     journal.begin(SavedPlan(prepare_small(files).settings.flags(), Plan(files, [], [])))
     started = time.monotonic()
     with pytest.raises(tm.StoreError, match=r"20000 inputs; this run has 19999, without 00007\.jsonl"):
-        begin_or_resume(journal, prepare_small(files[:7] + files[8:]))
+        begin_or_resume(journal, prepare_small(files[:7] + files[8:]), lambda files: Plan(files, [], []))
     assert time.monotonic() - started < 5
 
 
@@ -292,7 +292,7 @@ def test_a_run_keeps_the_order_that_a_reader_of_the_store_needs_and_saves_none(t
     files = [small_file(0)]
     journal, order = Journal(tmp_path), {"00000-0000": 3}
     for _ in ("begun", "resumed"):
-        state = begin_or_resume(journal, prepare_small(files), Plan(files, [], [], order))
+        state = begin_or_resume(journal, prepare_small(files), lambda files: Plan(files, [], [], order), order=order)
         assert isinstance(state, RunState)
         assert state.plan.order == state.part.order == order
         assert journal.saved_plan().plan.order == {}
@@ -335,7 +335,7 @@ def test_a_touched_large_input_is_read_again_and_others_are_not(tmp_path: Path) 
 
 
 def test_a_large_input_that_was_changed_between_samples_is_read_again(tmp_path: Path) -> None:
-    """Above 8 MiB a fingerprint samples, so the time of modification decides what is done again."""
+    """Above 8 MiB a fingerprint covers a sample, so the modification time decides which tasks are repeated."""
     path = tmp_path / "a.jsonl"
     data = bytearray(jsonl(["x" * 999_000 + str(number) for number in range(9)]) + b"broken\n")
     path.write_bytes(data)
@@ -352,8 +352,8 @@ def test_a_large_input_that_was_changed_between_samples_is_read_again(tmp_path: 
     assert snapshot(fresh.path) == snapshot(store.path)
 
 
-def test_a_large_input_that_was_modified_after_the_store_was_finished_is_told_of(tmp_path: Path) -> None:
-    """Between the samples of a fingerprint, only the time of modification tells."""
+def test_a_large_input_that_was_modified_after_the_store_was_finished_is_reported(tmp_path: Path) -> None:
+    """Between the samples of a fingerprint, only the modification time shows a change."""
     path, small, out = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "out"
     data = bytearray(jsonl(["x" * 999_000 + str(number) for number in range(9)]))
     path.write_bytes(data)
@@ -396,7 +396,7 @@ def test_a_damaged_journal_is_named_or_done_again(stopped: Stopped) -> None:
     assert stopped.run(on_error="skip").manifest.num_documents_in == 12 + 12 + 20 + 5
 
 
-def test_what_was_begun_and_never_done_is_no_obstacle(tmp_path: Path, tiny_tokenizer: Path) -> None:
+def test_an_attempt_that_finished_no_task_is_discarded(tmp_path: Path, tiny_tokenizer: Path) -> None:
     """The advice of an error can be followed: it often names the flag to change."""
     (tmp_path / "a.jsonl").write_bytes(jsonl(["one text", "another"]))
     out = tmp_path / "out"
@@ -418,7 +418,7 @@ def test_too_many_errors_are_too_many_in_every_attempt(tmp_path: Path) -> None:
     assert tokenize_here(path, tmp_path / "out", **flags, max_errors=4).manifest.num_rejects == 4
 
 
-# Finished stores, and directories that are none.
+# Finished stores, and directories that are not stores.
 
 
 def test_the_same_command_on_a_finished_store_says_so_and_writes_nothing(tmp_path: Path) -> None:
@@ -455,9 +455,7 @@ def test_the_same_command_on_a_finished_store_says_so_and_writes_nothing(tmp_pat
     )
 
 
-def test_a_finished_store_that_cannot_be_written_is_finished_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_store_that_is_read_only_counts_as_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = tmp_path / "a.jsonl", tmp_path / "out"
     path.write_bytes(jsonl(["one", "two"]))
     tokenize_here(path, out, tokenizer="bytes")
@@ -469,7 +467,7 @@ def test_a_finished_store_that_cannot_be_written_is_finished_all_the_same(
     assert (identities(out), out.stat().st_mtime_ns) == before
 
 
-def test_what_a_kill_after_the_manifest_leaves_is_cleared_away(tmp_path: Path) -> None:
+def test_leftovers_of_a_kill_after_the_manifest_are_removed(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", ["x", "y"])
     out = tmp_path / "out"
     tokenize_here(path, out, tokenizer="bytes", workers=1)
@@ -526,13 +524,13 @@ def test_overwrite_leaves_files_that_are_not_the_stores_own(tmp_path: Path) -> N
     assert (tmp_path / "out" / "train" / "notes.md").exists()
 
 
-def test_an_overwrite_that_was_killed_half_way_can_be_done_again(tmp_path: Path) -> None:
+def test_an_overwrite_that_was_killed_half_way_can_be_repeated(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(jsonl(make_texts(20, 5)))
     out = tmp_path / "out"
     tokenize_here(path, out, tokenizer="bytes", task_bytes=TASK_BYTES, workers=1)
     expected = snapshot(out)
-    # What is left when the manifest and some shards are gone already, and entries of an older run are not.
+    # The manifest and some shards are already removed, the entries of an older run are not.
     (out / "manifest.json").unlink()
     (out / "train" / "shard-00000-0000.bin").unlink()
     (out / ".tasks").mkdir()
@@ -558,7 +556,7 @@ def test_a_finished_store_that_lost_a_file_is_not_called_finished(name: str, tmp
     assert snapshot(out) == expected
 
 
-# What a power failure may leave: `tests/faults/power_cuts.py` tries all of it, these are what it found.
+# Leftovers of a power failure: `tests/faults/power_cuts.py` tries all of them; these cases once failed.
 
 
 @pytest.fixture
@@ -585,7 +583,7 @@ def test_a_task_whose_rejects_are_gone_is_done_again(damage: Callable[[Path], No
 
 
 def order_of_events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Record which names appear and vanish, and which directories are synced, from now on."""
+    """Record which names are added and removed, and which directories are synced, from now on."""
     events: list[tuple[str, str]] = []
     fsync, replace, unlink, mkdir = os.fsync, os.replace, os.unlink, os.mkdir
 

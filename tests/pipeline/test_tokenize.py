@@ -1,4 +1,4 @@
-"""`tokenize` from text files to a store: every document, its ids, what surrounds it, where it came from."""
+"""`tokenize` from text files to a store: every document, its ids, its BOS and EOS, and its origin."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BAD_LINES = {31: b"{not json", 97: b'{"id": "no text"}', 140: b'{"text": null}'}
 
 @pytest.fixture(scope="module")
 def reference(tiny_tokenizer: Path) -> Callable[[str], list[int]]:
-    """The ids that define what is right: Hugging Face `tokenizers`, special-token strings as text."""
+    """The reference: Hugging Face `tokenizers`, with special-token strings as text."""
     tokenizer = tokenizers.Tokenizer.from_file(str(tiny_tokenizer / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
     return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
@@ -329,7 +329,7 @@ def test_an_error_names_the_file_as_the_user_finds_it(tmp_path: Path, monkeypatc
         tokenize_here([str(tmp_path / "data" / "x")], tmp_path / "out3", tokenizer="bytes")
 
 
-def test_json_lines_that_are_called_text_are_read_as_json_lines_and_said_to_be(tmp_path: Path) -> None:
+def test_json_lines_that_are_named_like_text_are_read_as_json_lines_with_a_note(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(jsonl(["one", "two"]))
     done = tokenmill("tokenize", path, "-o", tmp_path / "out", "--tokenizer", "bytes")

@@ -1,4 +1,4 @@
-"""Pinning and profiling: run flags that change nothing but how fast a run is, or what is known of it."""
+"""Pinning and profiling: run flags that change only the speed of a run, or what it reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tokenmill.pipeline.run import run, tokenize
 
 
 class Looking(LocalExecutor):
-    """Real processes; remembers on which CPUs each of them may run."""
+    """Real processes; records on which CPUs each of them may run."""
 
     def __init__(self) -> None:
         super().__init__()

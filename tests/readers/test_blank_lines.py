@@ -1,4 +1,4 @@
-"""Blank lines are passed over at the speed of decompression, and every other line keeps its number and place."""
+"""Blank lines are skipped at the speed of decompression, and every other line keeps its number and place."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_documents_and_rejects_between_blank_lines_keep_their_lines_and_places(
 
 @pytest.mark.parametrize("format", ["jsonl", "text"])
 @pytest.mark.parametrize("unit", [b"\n", b"\r\n", b"   \n", b"\n" * 1000 + b'{"text": "one"}\n'])
-def test_blank_lines_are_passed_over_at_the_speed_of_decompression(format: str, unit: bytes) -> None:
+def test_blank_lines_are_skipped_at_the_speed_of_decompression(format: str, unit: bytes) -> None:
     data = unit * ((32 << 20) // len(unit))
     started = time.process_time()
     num_lines = read(format, data, 1 << 20, packed=True)[2]

@@ -59,7 +59,7 @@ COMPRESSORS = [gzip.compress, zstandard.ZstdCompressor().compress]
         ("part.v2", b'{"text": "a"}', "jsonl"),
     ],
 )
-def test_the_format_is_told_by_content_then_name(name: str, head: bytes, format: str) -> None:
+def test_the_format_is_detected_by_content_then_name(name: str, head: bytes, format: str) -> None:
     assert detect_format(Path(name), head[: 1 << 16], ReadOptions()) == format
 
 

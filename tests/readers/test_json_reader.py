@@ -87,7 +87,7 @@ def test_arrays_one_after_another_and_empty_files_are_read() -> None:
     assert elements(b'[[1, [2]], "a,]\\"", -1.5e3, true]', [1]) == [[1, [2]], 'a,]"', -1500.0, True]
 
 
-def test_an_element_without_end_is_passed_over_in_bounded_memory() -> None:
+def test_an_element_without_end_is_skipped_in_bounded_memory() -> None:
     class Endless:
         num_left = 60
 

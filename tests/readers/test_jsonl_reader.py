@@ -159,7 +159,7 @@ records = st.dictionaries(st.sampled_from(["text", "id", "x"]), json_values, max
 
 
 def expected_reason(value: Any) -> str | None:
-    """What should become of a record, from its plain Python value."""
+    """The expected document or reject of a record, from its plain Python value."""
     if not isinstance(value, dict):
         return "not-an-object"
     if "text" not in value:
@@ -226,7 +226,7 @@ def test_texts_full_of_escaped_letters_are_not_packed() -> None:
 
 @pytest.mark.parametrize("format", ["jsonl", "text"])
 @pytest.mark.parametrize("end", [b"\n", b""])
-def test_a_document_above_the_limit_is_passed_over_in_bounded_memory(format: str, end: bytes) -> None:
+def test_a_document_above_the_limit_is_skipped_in_bounded_memory(format: str, end: bytes) -> None:
     class Endless:
         def __init__(self) -> None:
             self.pieces = [line("a") + b"\n", b'{"text": "', *[b"x" * (1 << 19)] * 60, b'"}' + end]

@@ -1,4 +1,4 @@
-"""Documents that do not fit memory: too long ones are skipped without being held, others are an error."""
+"""Documents that do not fit memory: those above the limit are skipped without being held, others are an error."""
 
 from __future__ import annotations
 

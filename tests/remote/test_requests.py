@@ -93,7 +93,7 @@ def test_every_kind_of_fault_is_overcome(
     assert faulty.counts[fault] >= 3
 
 
-def test_truncated_answers_that_go_on_are_an_error(
+def test_repeated_truncated_answers_are_an_error(
     bucket: Bucket, faulty: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_retries(monkeypatch)

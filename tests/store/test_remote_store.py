@@ -61,7 +61,7 @@ def wait_until(condition: Any, seconds: float = 30) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """The bytes of a cache at one instant: while its lock is held, no file is added or removed."""
+    """The bytes in a cache at one moment: while its lock is held, no file is added or removed."""
     with (folder / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         return sum(size for _, size, _ in Cache(folder, 1)._files())
@@ -404,7 +404,7 @@ def test_a_killed_download_is_taken_over(tmp_path: Path, s3: str, faulty: Faulty
     wait_until(lambda: not list(cache.rglob("*.tmp")))
 
 
-def test_mistakes_are_sentences(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments_are_one_sentence(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, url = make_remote(tmp_path, s3)
     for wrong, message in (
         (f"{s3}/nothing", "is not a finished store: it has no manifest.json"),

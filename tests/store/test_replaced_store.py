@@ -36,7 +36,7 @@ def test_a_loader_of_a_replaced_store_never_mixes_the_two(tmp_path: Path) -> Non
     assert seen <= {1}
 
 
-def test_a_loader_goes_on_when_equal_files_take_the_place_of_its_own(tmp_path: Path) -> None:
+def test_a_loader_continues_when_its_files_are_replaced_by_equal_ones(tmp_path: Path) -> None:
     store = make_store(tmp_path / "tok", OLD, num_shards=8)
     loader = tm.load(store, seq_len=10, batch_size=1, epochs=1)
     batches = iter(loader)

@@ -1,4 +1,4 @@
-"""Batches from raw text: the same order however fast it is tokenized, exact resumes, and the store that tokenize makes."""
+"""Batches from raw text: the same order at any speed, exact resuming, and the store that `tokenize` makes."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_the_beginning_is_the_start_of_the_first_shard(
 
 def test_the_first_batch_comes_long_before_the_text_is_tokenized(tiny_tokenizer: Path, tmp_path: Path) -> None:
     text = write_jsonl(tmp_path / "big.jsonl", make_texts(20_000, seed=4))
-    # One task of all the text, by the slow engine.
+    # All of the text in one task, with the slow engine.
     settings = {"engine": "huggingface", "task_bytes": "256MB", "workers": 1}
     started = time.monotonic()
     loader = load(text, tmp_path / "tok", tiny_tokenizer, **settings)
@@ -293,7 +293,7 @@ def test_where_a_row_comes_up(corpus: Path, tiny_tokenizer: Path, tmp_path: Path
             assert found == leaf[0].tolist()
 
 
-def test_verbose_says_what_it_took(
+def test_verbose_prints_the_time_of_each_window(
     corpus: Path, tiny_tokenizer: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hashes(load(corpus, tmp_path / "tok", tiny_tokenizer, epochs=1, verbose=True))

@@ -57,7 +57,7 @@ def warm_process() -> Iterator[WarmProcess]:
 
 
 class Client:
-    """A user with a cache of their own."""
+    """A user with their own cache."""
 
     def __init__(self, hub: Hub, folder: Path, process: WarmProcess) -> None:
         self.folder = folder

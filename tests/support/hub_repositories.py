@@ -75,7 +75,7 @@ configs:
 
 
 def texts_of(name: str, count: int = 30) -> list[str]:
-    """Documents that tell where they are from."""
+    """Documents that contain their own origin."""
     return [f"{name} document {number} " + "word " * (number % 7) for number in range(count)]
 
 

@@ -70,7 +70,7 @@ class Hub(ThreadingHTTPServer):
         self.sizes: dict[str, int] = {}
         """Sizes that listings give for files, instead of the real ones."""
         self.gate = threading.Event()
-        """Bodies are held back until it is set."""
+        """Bodies are not sent until it is set."""
         self.gate.set()
         self.lock = threading.Lock()
 

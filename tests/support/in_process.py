@@ -1,4 +1,4 @@
-"""The command line inside the process of the tests, for tests that do not need a fresh one."""
+"""The command line inside the process of the tests, for tests that do not need a new process."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 @pytest.fixture
 def faulty(s3: str, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """A proxy in front of the server, which injects no fault until it is told to."""
+    """A proxy in front of the server; it injects faults when a test asks for them."""
     with FaultyProxy(s3_server) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         yield proxy
@@ -228,7 +228,7 @@ class FaultyProxy:
         self._outage = (time.monotonic() + seconds, fault)
 
     def replace_fault(self, fault: str) -> None:
-        """Go on with another fault until the end of `fail_for`."""
+        """Continue with another fault until the end of `fail_for`."""
         self._outage = (self._outage[0], fault)
 
     def refuse_for(self, seconds: float) -> None:

@@ -79,7 +79,7 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def snapshot(store: Path) -> dict[str, bytes]:
-    """Every file of a store but the account of how the run went."""
+    """Every file of a store except run.json."""
     files = (path for path in sorted(store.rglob("*")) if path.is_file() and path.name != "run.json")
     return {str(path.relative_to(store)): path.read_bytes() for path in files}
 
@@ -144,7 +144,7 @@ def write_damaged_parquet(path: Path, texts: Sequence[str], *, damaged_group: in
 
 
 def wait_for(condition: Any, seconds: float = 30.0) -> Any:
-    """What `condition()` gives as soon as it is true."""
+    """Wait until `condition()` is true, and return its value."""
     import time
 
     deadline = time.monotonic() + seconds
@@ -168,6 +168,9 @@ class ThreadExecutor:
         self._num_threads = 0
 
     def join(self, num_calls: int | None) -> None:
+        pass
+
+    def pin(self, cpus: Sequence[int]) -> None:
         pass
 
     def warm(self, target: str, payload: bytes) -> None:
@@ -238,7 +241,7 @@ class Contradicting:
 
 
 def tokenize_here(inputs: str | Path | list[str], out: Path, **flags: Any) -> TokenStore:
-    """As `tokenmill.tokenize`, without starting processes; for tests of what a run writes, not of how it runs."""
+    """As `tokenmill.tokenize`, without starting processes; for tests of the output of a run, not of its execution."""
     names = [str(inputs)] if isinstance(inputs, (str, Path)) else inputs
     request = Request.from_flags({"inputs": names, "out": str(out), **flags})
     run(request, Silence(), ThreadExecutor())

@@ -1,4 +1,4 @@
-"""`tokenmill bench`: verdicts that noise cannot win, contenders in fresh processes, figures that add up."""
+"""`tokenmill bench`: verdicts that exceed the noise, contenders in fresh processes, figures that add up."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_verdict_has_ratios_of_medians_and_names_who_cannot_be_told_apart() ->
     assert found == ["a is 1.8x c", "c and d cannot be told apart"]
 
 
-def test_nobody_wins_who_was_measured_once() -> None:
+def test_a_single_run_makes_no_winner() -> None:
     assert judge(figures(a=[1.0], b=[9.0])) == [
         "measured once, so no contender is called faster; pass --repeat 3 or more"
     ]
@@ -106,7 +106,7 @@ def test_contenders_take_turns_and_one_that_fails_takes_no_further_part(tmp_path
     several = [contender(contenders.append, name, path=path, letter=name) for name in "ab"]
     told: list[str] = []
     left_out: dict[str, str] = {}
-    finishers = race([*several, contender(contenders.crash, "c")], Effort(repeat=3, tell=told.append), left_out)
+    finishers = race([*several, contender(contenders.crash, "c")], Effort(repeat=3, on_stage=told.append), left_out)
     assert Path(path).read_text() == "ababab"
     assert {one.contender.name: one.answers for one in finishers} == {"a": [{}, {}, {}], "b": [{}, {}, {}]}
     assert left_out == {"c": "ValueError: out of luck"}
@@ -179,7 +179,7 @@ def test_documents_come_from_all_files_in_proportion(tmp_path: Path, tiny_tokeni
 
 
 def differing_by_offsets(folder: Path, texts: list[str]) -> int:
-    """The same question asked of Hugging Face's own offsets."""
+    """The same count from Hugging Face's own offsets."""
     from tokenizers import Tokenizer
 
     library = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -195,7 +195,7 @@ def differing_by_offsets(folder: Path, texts: list[str]) -> int:
 
 @pytest.fixture(scope="module")
 def merging_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that has tokens for several line ends and spaces."""
+    """A tokenizer that has tokens for several line ends and spaces."""
     folder = tmp_path_factory.mktemp("merging")
     (folder / "tokenizer.json").write_text(json.dumps(byte_level_config()))
     return folder

@@ -38,7 +38,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def store(corpus: Path, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> tm.TokenStore:
-    """The truth about the corpus, in whatever format its texts are."""
+    """The true figures of the corpus, which do not depend on its format."""
     return tm.tokenize(corpus, tmp_path_factory.mktemp("truth") / "out", tokenizer=str(tiny_tokenizer))
 
 
@@ -51,7 +51,7 @@ def check(found: Estimate, store: tm.TokenStore, margin: float = 0.05) -> None:
     assert abs(found.disk_bytes.value / size - 1) < 0.15
 
 
-def test_a_small_sample_tells_tokens_documents_and_disk(
+def test_a_small_sample_estimates_tokens_documents_and_disk(
     corpus: Path, store: tm.TokenStore, tiny_tokenizer: Path
 ) -> None:
     found = estimate_of(corpus, tiny_tokenizer, share=0.1)
@@ -86,7 +86,7 @@ def test_large_inputs_are_read_in_places(
 
 
 @pytest.mark.parametrize("reads_all_bytes", [10**9, 20_000])
-def test_files_of_a_sample_speak_for_as_many_as_they_stand_for(
+def test_files_of_a_sample_count_for_the_files_that_they_represent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads_all_bytes: int
 ) -> None:
     monkeypatch.setattr(surveying, "READ_ALL_BYTES", reads_all_bytes)
@@ -115,7 +115,7 @@ def count_tokens(path: Path, tokenizer: Path) -> int:
     return len(create(choose(loaded).engine, loaded).encode(texts).ids) + len(texts)
 
 
-def test_text_that_stands_for_much_is_encoded_as_much_more(
+def test_text_that_represents_more_is_sampled_more(
     tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = write_jsonl(tmp_path / "words.jsonl", ["the same words and " * 100] * 200)
@@ -186,7 +186,7 @@ def test_the_command_line(corpus: Path, tiny_tokenizer: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("corpus_name", ["web_en", "multi", "code"])
 @pytest.mark.parametrize("tokenizer", ["gpt2", "bytebpe8k"])
-def test_two_hundredths_of_real_corpora_tell_tokens_within_five(
+def test_two_percent_of_real_corpora_estimate_tokens_within_five_percent(
     shared_data: Path, corpus_name: str, tokenizer: str, tmp_path: Path
 ) -> None:
     path, spec = shared_data / f"{corpus_name}.jsonl.zst", shared_data / "tokenizers" / tokenizer

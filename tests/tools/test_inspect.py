@@ -1,4 +1,4 @@
-"""`inspect` shows a store as it is: true numbers, whole characters, nothing that could harm a terminal."""
+"""`inspect` shows a store as it is: true numbers, whole characters, no control character."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`report` writes one page that is true, whole in itself, and safe whatever the documents say."""
+"""`report` writes one page with true figures that is self-contained, and safe for any documents."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ class _Spelled(Vocabulary):
         return self._spellings[token]
 
 
-def test_both_splits_and_supervised_tokens_are_told(tmp_path: Path) -> None:
+def test_both_splits_and_supervised_tokens_are_reported(tmp_path: Path) -> None:
     records = [{"prompt": f"question {number} ?", "response": "answer " * (number % 5 + 1)} for number in range(60)]
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -432,7 +432,7 @@ def test_no_text_of_a_document_becomes_markup(odd_store: TokenStore, tmp_path: P
     assert "<b>s0</b>" in page.text
 
 
-def test_tables_plots_and_links_can_be_used_by_everybody(odd_store: TokenStore, tmp_path: Path) -> None:
+def test_tables_plots_and_links_are_accessible(odd_store: TokenStore, tmp_path: Path) -> None:
     page = Page(page_of(odd_store, tmp_path))
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -609,7 +609,7 @@ def test_shards_that_were_looked_at_take_no_memory(tmp_path: Path) -> None:
 
 
 def resident_bytes(folder: Path) -> int:
-    """How much of the shards' tokens is in the memory of this process."""
+    """How many bytes of the shards' tokens are in the memory of this process."""
     total, is_here = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
@@ -666,7 +666,7 @@ def test_an_id_that_no_tokenizer_made_is_an_error(tiny_store: Path) -> None:
 # The command.
 
 
-def test_the_command_writes_the_page_and_says_so(tiny_store: Path, tmp_path: Path) -> None:
+def test_the_command_writes_the_page_and_prints_its_path(tiny_store: Path, tmp_path: Path) -> None:
     done = tokenmill_here(
         "report", tiny_store, "-o", tmp_path / "r.html", "--seq-len", "128", "--json", tmp_path / "r.json"
     )
@@ -678,7 +678,7 @@ def test_the_command_writes_the_page_and_says_so(tiny_store: Path, tmp_path: Pat
     assert json.loads((tmp_path / "r.json").read_bytes())["seq_len"] == 128
 
 
-def test_what_cannot_be_written_is_refused_before_anything_is_read(tiny_store: Path, tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_refused_before_anything_is_read(tiny_store: Path, tmp_path: Path) -> None:
     store = TokenStore(tiny_store)
     (tmp_path / "there.html").write_text("precious")
     for out, options, message in (

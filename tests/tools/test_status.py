@@ -1,4 +1,4 @@
-"""`status` tells a finished, a running and a dead run apart, and what to do."""
+"""`status` distinguishes finished, running and dead runs, and says what to do next."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_running_store_shows_how_far_it_is(tmp_path: Path) -> None:
     assert "the same command resumes it" in shown
 
 
-def test_a_run_that_died_says_where_it_stopped_and_how_to_go_on(tmp_path: Path) -> None:
+def test_a_run_that_died_says_where_it_stopped_and_how_to_resume(tmp_path: Path) -> None:
     begin(tmp_path, make_attempt(completed=False, done=200), make_attempt(done=430))
     (tmp_path / ".lock").write_bytes(b"1")
     status = read_status(tmp_path)
@@ -127,7 +127,7 @@ def test_a_run_that_died_says_where_it_stopped_and_how_to_go_on(tmp_path: Path) 
     assert "left" not in shown
 
 
-def test_a_lock_left_by_a_dead_process_does_not_count_even_if_its_number_lives_on(tmp_path: Path) -> None:
+def test_a_lock_left_by_a_dead_process_does_not_count_even_if_its_process_id_is_in_use(tmp_path: Path) -> None:
     begin(tmp_path, make_attempt(pid=os.getpid()))
     (tmp_path / ".lock").write_bytes(str(os.getpid()).encode())
     assert read_status(tmp_path).state == "stopped"

@@ -66,7 +66,7 @@ def test_mixtures_are_traced_through(tmp_path: Path) -> None:
                 assert (name, number, sighting.start, sighting.num_tokens) in found
 
 
-def test_what_does_not_exist_is_refused(tmp_path: Path) -> None:
+def test_steps_and_documents_that_do_not_exist_are_refused(tmp_path: Path) -> None:
     rows = rows_of(tm.open(make_store(tmp_path, make_documents(90))), "concat")
     with pytest.raises(UsageError, match="step -1 does not exist"):
         trace_step(rows, -1, batch_size=2)

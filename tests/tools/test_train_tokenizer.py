@@ -96,7 +96,7 @@ def test_one_document_above_the_limit_is_cut(tmp_path: Path) -> None:
     assert train_tokenizer([str(path)], tmp_path / "tok", vocab_size=300, limit_bytes=1000).num_bytes == 1000
 
 
-def test_bad_records_are_counted_and_said(tmp_path: Path) -> None:
+def test_bad_records_are_counted_and_reported(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", make_texts(50, 4))
     path.write_text(path.read_text("utf-8") + "{oops\n", "utf-8")
     notes = Notes()
@@ -104,7 +104,7 @@ def test_bad_records_are_counted_and_said(tmp_path: Path) -> None:
     assert any("1 records could not be read" in text for text in notes.said)
 
 
-def test_a_vocabulary_that_the_text_cannot_fill_is_said(tmp_path: Path) -> None:
+def test_a_vocabulary_that_the_text_cannot_fill_is_reported(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["ab ab"])
     notes = Notes()
     trained = train_tokenizer([str(path)], tmp_path / "tok", vocab_size=5000, display=notes)

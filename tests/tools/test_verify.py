@@ -1,4 +1,4 @@
-"""`verify` finds whatever is wrong with a store, names it, and finds nothing wrong with a sound one."""
+"""`verify` finds and names every defect of a store, and finds none in a sound one."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_every_damaged_file_is_reported_and_not_only_the_first(tiny_store: Path)
     assert all(any(str(path) in problem for problem in problems) for path in damaged)
 
 
-def test_what_is_no_finished_store_is_one_problem(tmp_path: Path) -> None:
+def test_a_directory_without_a_finished_store_is_one_problem(tmp_path: Path) -> None:
     assert "does not exist" in the_problem(tmp_path / "nowhere")
     assert "not a token store" in the_problem(tmp_path)
     (tmp_path / ".tasks").mkdir()
@@ -355,7 +355,7 @@ def test_documents_are_found_again_in_inputs_of_every_format(
 
 
 @pytest.mark.parametrize("task_bytes", ["40kB", "100MB"])
-def test_documents_behind_a_damaged_page_are_found_again(
+def test_documents_after_a_damaged_page_are_found_again(
     task_bytes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [f"{number:04d} {number * 7919 % 10007} " * 40 for number in range(400)]

@@ -29,7 +29,7 @@ LongDocuments = Annotated[
     row_option(help="split, truncate or drop; pairs: keep_start, keep_end or drop \\[default: split; keep_start]."),
 ]
 Shuffle = Annotated[bool, row_option("--shuffle/--no-shuffle")]
-Seed = Annotated[int, row_option(help="Of the packing and the shuffle.")]
+Seed = Annotated[int, row_option(help="Seed of the packing and the shuffle.")]
 
 
 def switch(flags: dict[str, Any], name: str) -> bool:

@@ -59,7 +59,7 @@ def workers(
     inputs: Inputs,
     tokenizer: TokenizerSpec,
     text_key: TextKey = None,
-    max_workers: Annotated[int | None, typer.Option(help="The most to try \\[default: all cores].")] = None,
+    max_workers: Annotated[int | None, typer.Option(help="Largest number of workers \\[default: all cores].")] = None,
     max_mb: MaxMb = None,
     repeat: Repeat = 3,
     plot: Plot = None,
@@ -81,7 +81,7 @@ def loaders(
     ] = None,
     seq_len: Annotated[int, typer.Option(help="Tokens of a row.")] = 1024,
     num_batches: Annotated[
-        int | None, typer.Option(help="Batches of a measurement \\[default: as many as come in half a second].")
+        int | None, typer.Option(help="Batches per measurement \\[default: as many as half a second takes].")
     ] = None,
     skip_torch: Annotated[bool, typer.Option("--skip-torch", help="Leave PyTorch out.")] = False,
     skip_jax: Annotated[bool, typer.Option("--skip-jax", help="Leave JAX out.")] = False,
@@ -125,7 +125,7 @@ def _measure(
     effort = Effort(None if max_mb is None else max(1, int(max_mb * 1e6)), repeat)
     if sys.stderr.isatty():
         with Console(stderr=True).status("looking at the inputs") as status:
-            report = bench(replace(effort, tell=lambda text: status.update(text)))
+            report = bench(replace(effort, on_stage=lambda text: status.update(text)))
     else:
         report = bench(effort)
     if not report.rows:

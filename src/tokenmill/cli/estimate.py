@@ -26,7 +26,7 @@ def estimate(
     prompts_only: Annotated[bool, typer.Option("--prompts-only", help="Records are prompts.")] = False,
     workers: Workers = "auto",
     memory: Memory = "auto",
-    out: Annotated[str, typer.Option("-o", "--out", help="Where the store would go, to look at its disk.")] = ".",
+    out: Annotated[str, typer.Option("-o", "--out", help="Where the store would go; checks the space there.")] = ".",
     sample: Annotated[float | None, typer.Option(help="Share of the text to encode \\[default: 0.02].")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Also the memory of padded arrays of this length.")] = None,
     as_json: AsJson = False,

@@ -66,7 +66,7 @@ def export(
             "--links", help="megatron, datatrove, olmo: hard links to the shards instead of one file for all."
         ),
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an export that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing export.")] = False,
 ) -> None:
     """Write a store in another trainer's format, and compare what was written with the store."""
     from tokenmill.formats.export import export as write

@@ -24,7 +24,7 @@ def report(
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check every byte of the store first.")] = False,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the figures as JSON.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
     """Write one page about a store: totals, lengths, packing, tokens, odd documents, checks, the run, a browser."""
     from tokenmill.store.store import TokenStore

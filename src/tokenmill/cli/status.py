@@ -14,7 +14,7 @@ __all__ = ["WATCH_BUCKET_SECONDS", "WATCH_SECONDS", "status"]
 WATCH_SECONDS = 1.0
 
 WATCH_BUCKET_SECONDS = 10.0
-"""As often as a run reports to a bucket."""
+"""Seconds between two looks at a bucket: a run reports to it this often."""
 
 
 def status(

@@ -34,7 +34,7 @@ def tokenize(
     keep_keys: Annotated[str | None, _reading(help="Fields to keep beside each document: id,source.")] = None,
     format: Annotated[str, _reading(help="auto, jsonl, json, parquet or text.")] = "auto",
     separator: Annotated[
-        str | None, _reading(help="Plain text: what stands between documents (\\n is a line end).")
+        str | None, _reading(help="Plain text: the separator of documents (\\n is a line end).")
     ] = None,
     whole_files: Annotated[bool, _reading("--whole-files", help="Plain text: each file is one document.")] = False,
     max_document_bytes: Annotated[str, _reading(help="A longer text is a reject.")] = "256MB",
@@ -93,7 +93,7 @@ def tokenize(
     engine: Annotated[str, _tokens(help="auto, gigatoken, huggingface, sentencepiece, tiktoken or bytes.")] = "auto",
     val_fraction: Annotated[float, _output(help="Share of documents for the val split.")] = 0.0,
     seed: Annotated[int, _output(help="Seed of the split.")] = 0,
-    overwrite: Annotated[bool, _output("--overwrite", help="Remove the store that is there first.")] = False,
+    overwrite: Annotated[bool, _output("--overwrite", help="Remove an existing store first.")] = False,
     workers: Annotated[str, _running(help="Worker processes.")] = "auto",
     memory: Annotated[str, _running(help="Bound for all processes together: 4GB.")] = "auto",
     batch_size: Annotated[int | None, _running(help="Documents per engine call \\[default: by size].")] = None,

@@ -16,12 +16,12 @@ __all__ = ["train_tokenizer"]
 def train_tokenizer(
     inputs: Inputs,
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory for tokenizer.json.")],
-    vocab_size: Annotated[int, typer.Option(help="How many tokens it shall have.")],
+    vocab_size: Annotated[int, typer.Option(help="Number of tokens, special tokens included.")],
     text_key: TextKey = None,
     format: Format = "auto",
     special_tokens: Annotated[str, typer.Option(help="Comma-separated; the first ends documents.")] = "<|endoftext|>",
     sample: Annotated[str, typer.Option(help="Use at most this much text.")] = "200MB",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a tokenizer that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing tokenizer.")] = False,
 ) -> None:
     """Train a byte-level BPE tokenizer on your own text."""
     from tokenmill.display import choose_display

@@ -137,7 +137,7 @@ def _name_bins(steps: Ints, descending: Ints, capacity: int) -> Ints:
     num_opened = _count_opened(steps, capacity)
     rooms, each = np.repeat(steps[:, ::2], steps[:, 1], axis=0).T
     left = rooms - each * descending[np.cumsum(each) - each]
-    # Ahead of the visits comes one entry per bin, which leaves it with all its room.
+    # In front of the visits is one entry per bin: its opening, which leaves it with all its room.
     left = np.concatenate([np.full(num_opened, capacity), left])
     source = np.arange(len(left))
     source[num_opened:] = _match(rooms, left)

@@ -1,9 +1,8 @@
 """Rows shuffled in blocks of shards, for stores that do not fit on the machine.
 
 Under a global shuffle the next row may be in any shard, so all shards are needed all the time. Here an epoch goes
-through the shards in a random order, as many at a time as a block has room for, and the rows of a block come in a
-random order. The price is that a row is shuffled only among the tokens of its block; the tree of the dataset says
-how many these are.
+through the shards in a random order, as many at a time as fit a block, and the rows of a block come in a random order.
+In return, a row is shuffled only among the tokens of its block; the printed dataset says how many these are.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tokenmill.errors import UsageError
 __all__ = ["DEFAULT_BLOCK_TOKENS", "BlockShuffledRows"]
 
 DEFAULT_BLOCK_TOKENS = 1 << 28
-"""It does not depend on the machine's cache: all ranks, and a run that resumes, must have the same order."""
+"""Independent of the machine's cache: all ranks, and a run that resumes, must have the same order."""
 KEPT_EPOCHS = 4
 
 

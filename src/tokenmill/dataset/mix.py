@@ -218,9 +218,10 @@ class _Node(NamedTuple):
 
 
 class _Stage:
-    """Weights from row `start` on. Before it, sources gave `given` rows, which was `owed` less than their shares.
+    """Weights from row `start` on.
 
-    The debt goes into the phases, so that rounding does not add up from stage to stage.
+    Before it, sources gave `given` rows, `owed` fewer than their exact shares. The phases make up for this, so that
+    rounding errors do not add up from stage to stage.
     """
 
     def __init__(self, start: int, weights: list[int], given: list[int], key: int, owed: list[Fraction]) -> None:

@@ -25,7 +25,7 @@ __all__ = ["ConcatRows", "PaddedRows", "pack"]
 Method = Literal["concat", "best-fit", "pad"]
 LONGEST_ROW = (1 << 31) - 1
 MANY_ROWS = 1024
-"""From this many rows on, it pays to read the index into memory."""
+"""From this many rows on, reading the index into memory saves time."""
 MOST_KEPT_ROWS = 1 << 22
 """Up to this many rows, the first document of each is kept in memory, eight bytes each."""
 
@@ -103,7 +103,7 @@ class ConcatRows(PackedRows):
     def _find(self, row_starts: Integers) -> tuple[Integers, Integers, Integers, Integers]:
         """Find how many documents each row has, their numbers and first tokens, and where the last one ends.
 
-        With the index in memory this takes a third of the time, but for a few rows it does not pay to read it.
+        With the index in memory this takes a third of the time, but for a few rows reading the index takes longer.
         """
         if len(row_starts) < MANY_ROWS or not self._keeps_starts or self.num_rows > MOST_KEPT_ROWS:
             counts, numbers, starts, stops = self.documents.find_all(row_starts, self.seq_len)
@@ -146,7 +146,8 @@ class PaddedRows(PackedRows):
     def _find_odd(self, long_documents: LongDocuments) -> tuple[Integers, Integers]:
         """Find the documents that have no row or several, and count their rows.
 
-        A document before the first and one after the last, of one row each, make sure that every row lies between two.
+        Sentinels of one row each, before the first document and after the last, make sure that every row lies between
+        two.
         """
         odd, counts = [np.array([-1])], [np.array([1])]
         first = 0

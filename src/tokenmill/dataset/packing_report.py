@@ -1,4 +1,4 @@
-"""What a packing did with its tokens: it loses none without counting it here."""
+"""What a packing did with its tokens; those that it leaves out are counted here."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ PADDING = -1
 
 
 class NoSuchRow(UsageError, IndexError):
-    """A row number out of range; it is an IndexError, so that it ends a plain `for` over an indexed object."""
+    """A row number out of range. It is an IndexError, so that it ends a plain `for` over an object with indices."""
 
 
 class Spans(NamedTuple):
@@ -124,7 +124,7 @@ class Rows(ABC):
     is_known: bool = True
     """Whether the number of rows in an epoch is known; it is not while the text is being tokenized."""
     bottleneck: str | None = None
-    """What a trainer waits for, if it is not the loader, and what to do about it."""
+    """What a trainer waits for if the loader is not to blame, and what to do about it."""
     is_remote: bool = False
     """Whether tokens have to be fetched from an object store."""
     has_stages: bool = False

@@ -26,7 +26,7 @@ WINDOWS_PER_GROUP = 32
 It had permuted its documents globally before it cut them into windows, so a group is a random sample of the corpus.
 """
 PIECES, ROWS = 1, 2
-"""What a key is for: the order of pieces, or the order of the rows of a group."""
+"""Purposes of keys: the order of pieces, or the order of the rows of a group."""
 _MASK = (1 << 64) - 1
 
 

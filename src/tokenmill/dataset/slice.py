@@ -48,8 +48,8 @@ def _documents_or_rows(whole: Any, verb: str) -> Rows | Documents:
 class SlicedRows(DerivedRows):
     """Some rows of another dataset.
 
-    Every epoch has the same rows in the same order, those of the first epoch of the other dataset. If each epoch
-    were sliced anew, rows that a shuffle had kept for validation would turn up in training.
+    Every epoch has the same rows in the same order, those of the first epoch of the other dataset. If each epoch were
+    sliced separately, a shuffle would move rows that were kept for validation into training.
     """
 
     def __init__(self, rows: Rows, start: int, stop: int) -> None:

@@ -73,7 +73,7 @@ class Silence:
 
 
 class _Periodic:
-    """Prints a snapshot every few seconds, and the last one if it is complete and was not printed."""
+    """Prints a snapshot every few seconds, and also the last one if the run is complete."""
 
     def __init__(self, seconds: float, first_after: float) -> None:
         self._seconds = seconds

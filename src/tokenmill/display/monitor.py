@@ -58,7 +58,7 @@ def _facts(snapshot: Snapshot, machine: Machine) -> Iterator[tuple[str, str | Te
 
 
 def _render_cores(cores: list[float]) -> Text:
-    """A percentage per core; of many cores, a block each whose height is the load, and a summary."""
+    """A percentage per core; if there are many cores, one block each whose height is the load, and a summary."""
     if len(cores) <= MOST_PERCENTAGES:
         return Text.assemble(*((f"{core:4.0%} ", _shade(core)) for core in cores))
     text = Text()
@@ -75,7 +75,7 @@ def _shade(core: float) -> str:
 
 
 def _render_workers(workers: list[WorkerMoment]) -> RenderableType:
-    """One line per worker; of many workers the slowest ones, because these need attention."""
+    """One line per worker; if there are many, only the slowest, because these need attention."""
     shown = workers
     if len(workers) > MOST_WORKERS:
         shown = sorted(workers, key=lambda worker: worker.bytes_per_second)[:MOST_WORKERS]

@@ -22,7 +22,7 @@ class WorkerMoment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run uses its machine; this explains why it is not faster."""
+    """How a run uses its machine, which shows what limits its speed."""
 
     cores: list[float]
     """How busy each core is, from 0 to 1."""

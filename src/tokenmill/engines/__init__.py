@@ -103,7 +103,7 @@ def choose(tokenizer: Tokenizer, engine: str = "auto", special_tokens: SpecialTo
 
 
 def _try_reference(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
-    """Refuse a tokenizer that its library cannot load or use, or whose added tokens have other ids there.
+    """Refuse a tokenizer that its library cannot load or use, or to whose added tokens it gives other ids.
 
     The other kinds were tried when they were loaded, because only their libraries can read them.
     """
@@ -114,9 +114,9 @@ def _try_reference(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
 
 
 def _try_rest(tokenizer: Tokenizer) -> None:
-    """Let the library read what is not checked for the fast engine: everything but vocabulary and merges.
+    """Let the library read the parts that no check of the fast engine covers: everything but vocabulary and merges.
 
-    Loading those, too, would take a quarter of a second for 128,000 tokens, before anything else can start.
+    Loading these as well would delay the start by a quarter of a second for 128,000 tokens.
     """
     if tokenizer.kind == "huggingface":
         config = {**tokenizer.config, "model": {**tokenizer.config["model"], "vocab": {}, "merges": []}}

@@ -1,4 +1,4 @@
-"""Refuse a tokenizer before any work is done with it: one that no store can hold, or that its own library denies.
+"""Refuse a tokenizer before any work starts if no store can hold its ids, or if its own library rejects it.
 
 The file alone shows ids that do not fit, dropout and a normalizer that inflates text (`check_config`). Only the library
 knows which ids it gives to added tokens, whatever the file says (`check_added`), and whether it encodes without a panic
@@ -29,7 +29,7 @@ ID_LIMIT = 1 << 31
 """Stores have ids of 16 or 31 bits."""
 MOST_ADDED = 100_000
 MOST_GROWTH = 64
-"""How many times as long a normalizer may make a text: a worker has memory for batches of a megabyte."""
+"""The factor by which a normalizer may lengthen a text: a worker has memory for batches of a megabyte."""
 LONGEST_AFFIX = 64
 TRIAL = [
     "a",
@@ -42,11 +42,11 @@ TRIAL = [
     "a" * 32 + "!",
 ]
 TRIAL += [" " * 32 + "x", "1" * 32 + "a", "." * 32 + "a", "ab " * 11 + "!", "aB1 " * 8 + "\n", "\u00e9" * 32 + "!"]
-"""Short texts; on the long runs, a split pattern that backtracks takes exponential time."""
+"""Short texts; on those with long runs, a split pattern that backtracks takes exponential time."""
 BACKTRACKING = ("retry-limit", "BacktrackLimit", "backtrack")
-"""Words of the errors with which Oniguruma and fancy-regex give up a search."""
+"""Words in the errors of Oniguruma and fancy-regex for a search that was given up."""
 TRIAL_SECONDS = 2.0
-"""The most time for one of these texts, for which a good pattern takes a millisecond."""
+"""The time limit for one of these texts; a good pattern takes a millisecond."""
 
 
 def check_config(file: str, config: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ def check_config(file: str, config: Mapping[str, Any]) -> None:
 
 
 def check_ids(file: str, tokens: Mapping[Any, Any]) -> None:
-    """Refuse ids that are no numbers, that no store can hold, or that two tokens have."""
+    """Refuse ids that are not numbers, that no store can hold, or that two tokens share."""
     ids = tokens.values()
     if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= 0 and max(ids) < ID_LIMIT)):
         if len(set(ids)) == len(ids):
@@ -91,7 +91,7 @@ def _check_id(file: str, token: Any, number: Any) -> None:
 
 
 def check_function(file: str, config: Mapping[str, Any]) -> None:
-    """Refuse a tokenizer that gives the same text other ids each time."""
+    """Refuse a tokenizer that gives the same text different ids each time."""
     dropout = config["model"].get("dropout")
     if dropout:
         raise DataError(
@@ -101,7 +101,7 @@ def check_function(file: str, config: Mapping[str, Any]) -> None:
 
 
 def check_sequence(file: str, surrounding: Iterable[tuple[Any, Any]], known: Mapping[str, int]) -> None:
-    """Refuse a post-processor that names a token of no vocabulary, or gives one another id (None: gives it none)."""
+    """Refuse a post-processor with a token that is unknown or has another id in the vocabulary; None is no id."""
     for token, number in surrounding:
         if not isinstance(token, str) or token not in known:
             raise DataError(file, f"its post-processor adds {_show(token)}, which is not in the vocabulary")
@@ -130,7 +130,7 @@ def try_encoding(
 ) -> None:
     """Encode a few short texts; refuse a tokenizer that panics, gives ids outside its vocabulary, or takes too long.
 
-    The libraries end a search of their `patterns` after some millions of steps, so this ends, too.
+    The libraries end a search with their `patterns` after some millions of steps, so this call always returns.
     """
     for text in TRIAL:
         started, what = time.monotonic(), f"the {len(text)} characters {shorten(text, 16)!r}"
@@ -142,7 +142,7 @@ def try_encoding(
                 raise
             raise DataError(file, f"{_show_patterns(patterns)} backtracks without end on {what}") from None
         except DataError:
-            # A tokenizer may lack a token for these characters, which the user's texts need not have.
+            # A tokenizer may lack a token for these characters, and the user's texts may not contain them.
             continue
         seconds = time.monotonic() - started
         if seconds > TRIAL_SECONDS:

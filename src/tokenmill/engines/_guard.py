@@ -1,8 +1,8 @@
-"""Errors of tokenizer libraries as one sentence that names the file.
+"""Turn errors of tokenizer libraries into one sentence that names the file.
 
-A panic of a Rust library prints its own lines to descriptor 2 and raises an exception that is no `Exception`;
-SentencePiece prints, too. So descriptor 2 is redirected during each call of a library; what was printed is dropped if
-the call fails, because the sentence has it, and written out otherwise.
+A panic of a Rust library prints lines to descriptor 2 and raises a `BaseException`; SentencePiece prints there as well.
+So descriptor 2 is redirected during each call of a library. If the call fails, the output is dropped, because the
+sentence contains it; otherwise it is written out afterwards.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["PanicError", "guarded"]
 
 
 class PanicError(DataError):
-    """A library gave up in the middle of its work; it should never do that, whatever the text."""
+    """A library panicked in the middle of its work, which it should not do for any text."""
 
 
 class _Redirection:
-    """Descriptor 2 goes to a file as long as at least one thread is in a library."""
+    """Redirects descriptor 2 to a file while at least one thread is inside a library."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class _Redirection:
                     os.write(2, printed)
 
     def _start_anew(self) -> None:
-        """Share neither lock nor file with the process that was forked."""
+        """Use another lock and file than the parent process."""
         if self._depth and self._saved >= 0:
             os.dup2(self._saved, 2)
         self._lock, self._depth, self._file = threading.Lock(), 0, None
@@ -76,7 +76,7 @@ _redirection = _Redirection()
 
 @contextmanager
 def guarded(file: str, what: str = "cannot be loaded") -> Iterator[None]:
-    """Call a library with a tokenizer from `file`; whatever it raises leaves as a `DataError` about that file."""
+    """Run a block that calls a library; turn any exception into a `DataError` about the tokenizer in `file`."""
     _redirection.enter()
     has_failed = True
     try:

@@ -38,7 +38,7 @@ class _Model(NamedTuple):
 def refuses_model(model: bytes) -> str | None:
     """Explain why gigatoken may not be used for a `.model`; None if its ids are those of SentencePiece.
 
-    This holds for an engine that is loaded from `model_config(model)`.
+    This applies to an engine that is loaded from `model_config(model)`.
     """
     try:
         read = _read(model)

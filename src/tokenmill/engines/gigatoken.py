@@ -1,7 +1,7 @@
 """The fast engine: gigatoken, used so that its ids are always those of the reference.
 
 Measurements have shown what this takes. It gets lists of valid `str` or packed texts, because its own file readers drop
-documents without notice. It gets no thread pool, because there is one worker process per core. `_eligibility` admits
+documents without notice. It gets no thread pool, because there is a worker process for each core. `_eligibility` admits
 only tokenizers whose structure it implements exactly. Documents with code points that the two libraries classify
 differently go to the reference (`_disputes`). `recycle` drops its cache of words, which grows without bound.
 """
@@ -141,7 +141,7 @@ def _buffer(texts: PackedTexts) -> Any:
 
 
 def _splits_buffers(backend: Any) -> bool:
-    """Whether gigatoken splits a buffer at our separator; for models with byte fallback it requires a character."""
+    """Whether gigatoken splits a buffer at our separator; with byte fallback, only a character can separate texts."""
     try:
         return len(_flatten(backend.encode_batch(_buffer(PackedTexts.of(["a", "b"])), parallel=False))) == 2
     except ValueError:

@@ -1,9 +1,9 @@
-"""Texts that tokenizers get wrong, for the parity check before every run.
+"""Texts that tokenizers often get wrong, for the parity check before every run.
 
 A sample of the user's documents contains what is common. These texts contain what is rare: every assigned character of
 every alphabet beside a letter and beside a space, all ways to end a text, combining marks in any order, complete and
 broken special-token strings. They are about 450 kB, generated from ranges, and always the same. Disputed code points
-have texts of their own, because the reference encodes such a text and the rest of it would not be tested.
+are in separate texts: the reference encodes such a text, so the rest of it would not be tested.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class EncodingDefinition(msgspec.Struct, frozen=True):
 
 
 class TiktokenEngine(Engine):
-    """Encodes with tiktoken on the calling thread. It does not split texts: where depends on the encoding."""
+    """Encodes with tiktoken on the calling thread; it does not split texts, as safe places depend on the encoding."""
 
     name = "tiktoken"
     memory_per_character = 60

@@ -32,7 +32,7 @@ SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "tiktoken.json
 HUB_PATTERNS = ["tokenizer.json", "tokenizer.model", "spiece.model", "*.tiktoken"]
 HUB_PATTERNS += ["tokenizer_config.json", "special_tokens_map.json"]
 MOST_BYTES = 1 << 28
-"""Of one file of a tokenizer; the largest that is in use, with 256,000 tokens, has 35 MB."""
+"""The limit for one file of a tokenizer; the largest in use, with 256,000 tokens, has 35 MB."""
 BYTES_EOS, BYTES_BOS = 256, 257
 BYTES_FILE = "bytes.json"
 
@@ -258,7 +258,7 @@ def _from_huggingface(name: str, path: Path, files: dict[str, bytes]) -> Tokeniz
         bos = lookup[leading[0][0]]
     files = {"tokenizer.json" if key == main_file else key: data for key, data in files.items()}
     tokenizer = Tokenizer(name, "huggingface", "tokenizer.json", files, vocab_size, specials, bos, eos, adds_bos, path)
-    # Parsing takes as long as everything else together, so the property returns what was parsed here.
+    # Parsing takes as long as everything else together, so store the result for the property.
     vars(tokenizer)["config"] = config
     return tokenizer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,19 +10,12 @@ if TYPE_CHECKING:
 
 __all__ = ["EXECUTORS", "create"]
 
-EXECUTORS = ("local", "ray")
+EXECUTORS = {"local": "LocalExecutor", "ray": "RayExecutor"}
+"""The class of each executor, in a module with the executor's name."""
 
 
 def create(name: str, preload: str) -> Executor:
     """Make an executor by its name, whose processes call `preload` before their first call."""
-    executor: Executor
-    if name == "ray":
-        from tokenmill.executors.ray import RayExecutor
-
-        executor = RayExecutor()
-    else:
-        from tokenmill.executors.local import LocalExecutor
-
-        executor = LocalExecutor()
+    executor: Executor = getattr(import_module(f"tokenmill.executors.{name}"), EXECUTORS[name])()
     executor.warm(preload, b"")
     return executor

@@ -27,7 +27,7 @@ __all__ = ["main"]
 
 
 def main(descriptor: int) -> None:
-    """Serve requests until the other side is gone."""
+    """Serve requests until the other side closes the connection."""
     control = socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
@@ -62,7 +62,7 @@ def main(descriptor: int) -> None:
 def _handle(request: dict[str, str], descriptors: list[int], control: socket.socket, own: tuple[int, int]) -> None:
     if request["do"] == "warm":
         resolve(request["target"])(request["payload"].encode())
-        # Every worker shares what exists now: keep the garbage collector from touching it.
+        # Workers share the objects that exist now: keep the garbage collector from writing to them.
         gc.collect()
         gc.freeze()
         return
@@ -134,7 +134,7 @@ def _send(control: socket.socket, message: dict[str, int]) -> None:
     try:
         control.sendall(json.dumps(message).encode() + b"\n")
     except OSError:
-        # The run is gone, and its workers know by themselves.
+        # The run is gone, and its workers notice it by themselves.
         os._exit(0)
 
 

@@ -8,14 +8,14 @@ Targets are named as `module:function`. Everything else that crosses a process b
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 __all__ = ["Answer", "Call", "CallEvent", "Capacity", "Executor", "Lost", "Note", "Place", "Post", "Started", "resolve"]
 
 ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-"""The environment of calls, which are the parallelism: libraries must not start thread pools of their own."""
+"""The environment of calls: one call runs per core, so libraries must not start thread pools of their own."""
 
 Post = Callable[[bytes], None]
 """Sends a note from a call to the run. Notes may be lost; answers are not."""
@@ -32,7 +32,7 @@ class Call:
     payload: bytes
     memory_bytes: int = 0
     is_last: bool = False
-    """Run it in a process of its own, which ends with it and gives back its memory."""
+    """Run it in a process of its own, which ends with it and frees its memory."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Started:
-    """A call has started. `lost` says where it ran before and what ended that process."""
+    """A call has started. If it is a retry, `lost` says where it ran before and what ended that process."""
 
     call: Call
     place: Place
@@ -74,7 +74,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Lost:
-    """A call that was lost as often as the executor retries: what ended it, and what may help."""
+    """A call whose retries are exhausted: what ended it, and what may help."""
 
     call: Call
     how: str
@@ -106,7 +106,11 @@ class Executor(Protocol):
         ...
 
     def join(self, num_calls: int | None) -> None:
-        """Connect, or start what there is to connect to, with room for so many calls."""
+        """Connect to the cluster, or start one, with room for this many calls."""
+        ...
+
+    def pin(self, cpus: Sequence[int]) -> None:
+        """Give each process that is started from now on one of these CPUs, in turn, if they are on this machine."""
         ...
 
     def warm(self, target: str, payload: bytes) -> None:
@@ -114,7 +118,7 @@ class Executor(Protocol):
         ...
 
     def capacity(self, memory_bytes: int = 0) -> Capacity:
-        """How much room there is now for calls that take at least so much memory."""
+        """How much room there is now for calls that take at least this much memory."""
         ...
 
     def submit(self, call: Call) -> None:

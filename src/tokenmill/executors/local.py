@@ -27,11 +27,12 @@ __all__ = ["LocalExecutor"]
 STATUS_SECONDS = 2.0
 PYTHON = sys.executable
 MEMORY_TUNABLES = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=67108864:glibc.malloc.trim_threshold=268435456"
-"""Huge pages where the system gives them on request, and blocks of a megabyte that stay with the process between two
-batches: 5% of a worker's time. The tables of engines are read at random, one miss of the page table each."""
+"""Huge pages if the system gives them on request, and no return of blocks of a megabyte to the system between two
+batches: this saves 5% of a worker's time. Engines read their tables at random, so small pages would cost a TLB miss
+each."""
 
 _forking = threading.Lock()
-"""Held while the other end of a new channel is open here: a program that forks then would keep it open."""
+"""Held while the other end of a new channel is open here: a process forked in between would keep it open."""
 os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_forking.release)
 
 
@@ -85,7 +86,7 @@ class LocalExecutor:
             self._start_server()
 
     def pin(self, cpus: Sequence[int]) -> None:
-        """Keep each process that is started from now on on one of these CPUs, in turn."""
+        """Give each process that is started from now on one of these CPUs, in turn."""
         self._pins = cpus
 
     def warm(self, target: str, payload: bytes) -> None:
@@ -113,7 +114,7 @@ class LocalExecutor:
         control = self._control
         for ready in wait([*by_connection, control], 0.0 if self._events else timeout):
             if ready is control:
-                # Asking how a process ended may have put a new fork server in its place meanwhile.
+                # Asking how a process ended may have started a new fork server in the meantime.
                 if control is self._control:
                     self._read_control(block=False)
                 continue
@@ -181,7 +182,7 @@ class LocalExecutor:
                 theirs.close()
             pid = self._read_until_started()
             if pid is not None:
-                # The number may have been another process's before.
+                # The system may have reused the process id of an earlier one.
                 self._codes.pop(pid, None)
                 process = LocalProcess(self._name(pid, call), Connection(ours.detach()))
                 self._processes[pid] = process
@@ -201,14 +202,14 @@ class LocalExecutor:
         return Place("", pid, f"worker {self._num_workers}")
 
     def _start_server(self) -> None:
-        """Start the server, in place of the one before if there was one."""
+        """Start the server, or replace the one before."""
         self._stop_server()
         with _forking:
             ours, theirs = socket.socketpair()
             arguments = [str(theirs.fileno()), str(self._niceness)]
             command = [PYTHON, "-m", "tokenmill.executors._fork_server", *arguments]
             environment = {"GLIBC_TUNABLES": MEMORY_TUNABLES, **os.environ, **ONE_THREAD}
-            # Blocked until the server ignores it, Ctrl-C cannot print a traceback out of its start.
+            # Block SIGINT until the server ignores it, or Ctrl-C could print a traceback while it starts.
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             try:
                 self._server = subprocess.Popen(
@@ -232,7 +233,7 @@ class LocalExecutor:
             self._server = None
 
     def _lives(self, pid: int) -> bool:
-        """Whether a killed process is still there; if the server is dead, only the system knows."""
+        """Whether a killed process is still there; if the server is dead, ask the system."""
         try:
             os.kill(pid, 0)
         except ProcessLookupError:

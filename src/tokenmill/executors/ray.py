@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +27,9 @@ from tokenmill.machine import parse_bytes, usable_cores
 __all__ = ["RayExecutor", "keep_stdout_clean"]
 
 OBJECT_STORE_BYTES = 100_000_000
-"""Of a cluster that is started here: answers are small, and nothing else goes through it."""
+"""The object store of a cluster that is started here: answers are small, and nothing else uses it."""
 LOOPBACK = "127.0.0.2"
-"""For 127.0.0.1 Ray would take the address under which others see the machine."""
+"""Ray replaces 127.0.0.1 by the address under which other machines see this one, but not this address."""
 CONNECT_SECONDS = 10.0
 TAKE_SECONDS = 0.25
 CLOSE_SECONDS = 20.0
@@ -86,7 +86,7 @@ class RayExecutor:
         return "Ray, started on this machine" if self._where == "local" else f"Ray at {self._where}"
 
     def join(self, num_calls: int | None) -> None:
-        """Connect to the cluster; one that is started here has room for so many calls, or uses all cores."""
+        """Connect to the cluster; one that is started here has room for this many calls, or uses all cores."""
         if self._ray is not None:
             return
         ray = _import_ray()
@@ -102,6 +102,9 @@ class RayExecutor:
         options["name"] = "tokenmill"
         self._run_call = ray.remote(**options)(_run_call)
         self._run_last_call = ray.remote(**options, max_calls=1)(_run_call)
+
+    def pin(self, cpus: Sequence[int]) -> None:
+        """Ignore CPUs of this machine: Ray decides where a call runs."""
 
     def warm(self, target: str, payload: bytes) -> None:
         """Have processes call a function before their first call, unless they may belong to another program."""
@@ -156,7 +159,7 @@ class RayExecutor:
         ray, self._ray = self._ray, None
         if ray is None:
             if self._is_ours:
-                # The start was interrupted.
+                # Ray was interrupted while it started.
                 _import_ray().shutdown()
             self._is_ours = False
             return
@@ -202,7 +205,7 @@ class RayExecutor:
             raise TokenmillError(f"cannot {failed}: {_reason(error)}; {advice}") from None
 
     def _take_notes(self) -> list[CallEvent]:
-        """Return what calls have sent. A lost mailbox restarts empty: then only notes are missing."""
+        """Return what calls have sent. A lost mailbox restarts empty, which only loses notes."""
         posted: list[tuple[str, str, bytes | Place]] = []
         with suppress(self._ray.exceptions.RayError, self._ray.exceptions.GetTimeoutError):
             posted = self._ray.get(self._mailbox.take.remote(), timeout=CONNECT_SECONDS)
@@ -219,7 +222,7 @@ class RayExecutor:
         return events
 
     def _begin(self, attempts: _Attempts, node: str, place: Place) -> CallEvent:
-        """Note where a call runs. Ray alone would retry forever a call that takes too much memory each time."""
+        """Record where a call runs. Ray by itself would retry a call forever that runs out of memory each time."""
         lost = attempts.place
         if lost is not None and self._lives(attempts.node):
             attempts.num_deaths += 1

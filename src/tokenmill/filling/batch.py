@@ -88,7 +88,7 @@ class Batch(msgspec.Struct, eq=False):
 
     @property
     def segment_ids(self) -> Any:
-        """1, 2, ... for the documents of each row, 0 for padding; int32. FlexAttention masks compare these."""
+        """1, 2, ... for the documents of each row, 0 for padding; int32. Masks of FlexAttention compare these ids."""
         return self._wrap(self._chunk.spread("segment_ids")[self._number])
 
     @property

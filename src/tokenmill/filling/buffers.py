@@ -22,7 +22,7 @@ LEAST_HUGE = 2 * HUGE_PAGE
 """From this many bytes on, numpy asks for huge pages, into which writing is up to a third faster."""
 
 _Block = tuple[npt.NDArray[Any], dict[str, Any]]
-"""Memory, and its description for numpy, kept because to ask for an address takes microseconds."""
+"""Memory, and its description for numpy, which is stored because asking for an address takes microseconds."""
 
 
 class BufferPool:
@@ -39,7 +39,7 @@ class BufferPool:
         while memory is None:
             try:
                 memory, described = self._free.pop()
-            except IndexError:  # also when another thread has just taken the last one
+            except IndexError:  # also if another thread has just taken the last one
                 memory = self._allocate(size)
                 described = {"version": 3, "typestr": memory.dtype.str, "data": (memory.ctypes.data, False)}
             if memory.size < size:

@@ -1,4 +1,4 @@
-"""What follows for batches from where documents are in their rows: positions, segment ids, attention boundaries."""
+"""What batches derive from the places of documents in their rows: positions, segment ids, attention boundaries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Cover:
         # Where segments start and end when all rows are laid end to end.
         self._bounds = bounds
         self.asked: set[str] = set()
-        """The fields that batches of these rows have asked for; they are spread together for the next ones."""
+        """The fields that batches of these rows have asked for; the next batches get all of them in one pass."""
 
     def document_ends(self, start: int, stop: int) -> Integers:
         """Return the places of documents' last tokens when the rows from `start` up to `stop` are laid end to end."""
@@ -107,7 +107,7 @@ class Cover:
         """For each batch, where segments start when its rows are laid end to end, and the end of the last."""
         batch_size = self._batch_size
         edges = self._edges[::batch_size]
-        # The place where one batch ends and the next one begins is in both.
+        # Where one batch ends and the next one begins, both have the position.
         times = np.ones(len(self._bounds), np.int64)
         times[edges[1:-1]] = 2
         counts = np.diff(edges) + 1
@@ -134,7 +134,7 @@ def _rows_at_once(seq_len: int) -> int:
 
 
 def _narrow(values: Integers) -> npt.NDArray[Any]:
-    """Convert values to the smallest type that holds them, because one is written for every token."""
+    """Convert values to the smallest type that holds them, because each is written once per token."""
     return values.astype(np.min_scalar_type(int(values.max(initial=0))))
 
 

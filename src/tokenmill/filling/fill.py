@@ -1,7 +1,7 @@
 """Rows out of mapped memory into batches: the inner loop of loading.
 
-Thousands of rows are resolved and located together, whichever datasets they come from, and then copied a few batches
-at a time. The loops of `kernels.py` do the copying.
+Thousands of rows, of any datasets, are resolved and located together, and then copied a few batches at a time. The
+loops of `kernels.py` do the copying.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _SPREADS = BufferPool(np.int32)
 class Chunk:
     """Rows of one or several batches, which are resolved together, and filled together or part by part (`cut`).
 
-    With `document_mask`, a target in another document is `IGNORED`. A target that is not in the row always is, and so
-    is one that a supervised store says not to train on. Rows from number `limit` on are blank: they have no
-    tokens, targets or documents.
+    With `document_mask`, a target in another document is `IGNORED`. So is a target outside the row, and one that a
+    supervised store excludes from training. Rows from number `limit` on are blank: they have no tokens, targets or
+    documents.
 
     When it is filled, `inputs` and `targets` have the shape (number of batches, batch_size, seq_len). Positions,
     segment ids and the like are computed when a batch first asks for them, for all batches of the chunk.
@@ -70,7 +70,7 @@ class Chunk:
         return part
 
     def will_need(self) -> None:
-        """Ask the kernel to read these rows from disk while others are being used."""
+        """Ask the kernel to read these rows from disk while the caller uses others."""
         for spans in self._spans:
             low, high, _ = _range(spans, self.start, self.stop)
             pieces, itemsize = slice(spans.edges[low], spans.edges[high]), spans.stored.itemsize
@@ -222,7 +222,7 @@ def _locate_group(group: list[tuple[Documents, ResolvedRows]], num_rows: int) ->
         places = rows.tolist(), columns.tolist(), lengths[numbers].tolist()
         apart = list(zip(*places, documents, starts.tolist(), strict=True))
         if is_contiguous:
-            # The loops copy every row: one that is in memory stands in for those that are not.
+            # The loops copy every row, so use a row that is in memory in place of each that is not.
             addresses[numbers] = addresses.max()
     return _LocatedSpans(
         is_contiguous=is_contiguous,
@@ -237,7 +237,7 @@ def _locate_group(group: list[tuple[Documents, ResolvedRows]], num_rows: int) ->
 
 
 def _range(spans: _LocatedSpans, start: int, stop: int) -> tuple[int, int, Integers | None]:
-    """Return which of these rows are in a range of the chunk, and their places in it; None for the whole range."""
+    """Return which of these rows are in a range of the chunk, and their places in it (None: the whole range)."""
     if spans.at is None:
         return start, stop, None
     low, high = np.searchsorted(spans.at, (start, stop)).tolist()

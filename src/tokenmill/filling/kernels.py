@@ -34,7 +34,7 @@ LONG_ROW = 8192
 STRIP = 128
 """Tokens of a long piece that are copied at once."""
 TOKENS_AT_ONCE = 1 << 16
-"""128 KB of two-byte tokens and 1 MB of batches stay in the second-level cache, and two bytes count this far."""
+"""128 KB of two-byte tokens and 1 MB of batches fit the second-level cache, and 16 bits can count this many."""
 
 Array = npt.NDArray[Any]
 
@@ -84,7 +84,7 @@ def check_range(tokens: Array, dtype: np.dtype[Any]) -> None:
 def _touch(stored: np.dtype[Any], indices: Integers) -> None:
     """Read one token of each piece that is about to be copied.
 
-    Single reads wait for memory all at the same time, copies one after the other: at 1,024 tokens a row, copying takes
+    The CPU overlaps the cache misses of single reads, but not those of copies: at 1,024 tokens a row, copying takes
     0.35 ns a token after this and 0.51 without.
     """
     everywhere(stored.str, stored.itemsize)[indices]
@@ -113,8 +113,8 @@ def pieced(
 ) -> None:
     """Do what `compiled.copy_pieces` does, for tokens of any type: row i is the pieces `edges[i]` to `edges[i + 1]`.
 
-    The last token of a piece has no target, nor has padding. A piece with a negative index is left to the caller.
-    Rows are joined in a scratch array of the stored type, and widened a few at a time.
+    The last token of a piece has no target, nor has padding. The caller copies a piece with a negative index. Rows are
+    joined in a scratch array of the stored type, and widened a few at a time.
     """
     num_rows, seq_len = len(edges) - 1, inputs.shape[1]
     edges, indices, lengths = edges - edges[0], indices[edges[0] : edges[-1]], lengths[edges[0] : edges[-1]]

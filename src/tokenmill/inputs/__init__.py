@@ -31,9 +31,9 @@ def expand_inputs(
 ) -> list[Input]:
     """The files that paths, globs, URLs and `@lists` of them stand for, in the order given.
 
-    A file that several items find is read once, at its first place. A file that is named twice is an error, because the
-    user may or may not mean it. Files of the Hub are fetched, and `display` shows the progress: only as many as `limit`
-    documents need, and for a sample a few files with weights.
+    A file that several globs match is read once, at its first place. A file that is named twice is an error, because
+    the user may not have meant it. Files of the Hub are fetched, and `display` shows the progress: only as many as
+    `limit` documents need, and for a sample a few files with weights.
     """
     display = display or Silence()
     extent = Extent(limit, is_sample=is_sample and limit is None)

@@ -36,18 +36,18 @@ __all__ = [
 
 ASK_SECONDS = 30.0
 MAX_TRIES = 3
-"""Each of them includes the retries of the client itself."""
+"""Attempts; each of them includes the retries of the client itself."""
 FIRST_WAIT_SECONDS = 0.5
 PASSING = {408, 429, 500, 502, 503, 504}
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOENT, errno.EIO, errno.ENOTDIR}
 BUGS = (AssertionError, AttributeError, LookupError, NameError, TypeError)
-"""Mistakes in code, which are neither retried nor explained."""
+"""Programming errors, which are neither retried nor explained."""
 
 Answer = TypeVar("Answer")
 
 
 class HubUnreachable(UsageError):
-    """The Hub did not answer, or must not be asked; the cache may still have the answer."""
+    """The Hub did not answer, or the user forbids asking it; the cache may still have the answer."""
 
 
 class NoRevision(UsageError):
@@ -164,7 +164,7 @@ def quiet_client() -> Iterator[None]:
 
 
 def retry(ask: Callable[[], Answer], target: Target) -> Answer:
-    """Call again after an error that may pass, as when a server is busy; turn any other one into a sentence."""
+    """Retry after a transient error, such as that of a busy server; turn any other one into a sentence."""
     wait = FIRST_WAIT_SECONDS
     for tries_left in reversed(range(MAX_TRIES)):
         try:

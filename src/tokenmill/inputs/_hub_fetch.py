@@ -73,7 +73,7 @@ def fetch(repository: Repository, files: Mapping[str, File], display: Display) -
     if absent:
         if repository.silence is not None:
             raise repository.silence
-        # The client links a content that the cache has from another commit.
+        # The client links content that the cache already has from another commit.
         total = sum(files[path].bytes for path in absent if not repository.has_blob(files[path]))
         _check_space(repository, total)
         _download(repository, absent, total, display)
@@ -151,7 +151,7 @@ def _make_counter(pool: DaemonPool) -> Any:
 def _download_one(repository: Repository, path: str, counter: Any) -> None:
     from huggingface_hub import hf_hub_download
 
-    # An older client does not report bytes, so that only whole files count.
+    # An older client does not report bytes; then only whole files are counted.
     reports = "tqdm_class" in inspect.signature(hf_hub_download).parameters
     options = {"tqdm_class": counter} if reports else {}
     hf_hub_download(repository.id, path, repo_type="dataset", revision=repository.commit, **options)

@@ -48,7 +48,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     config: str | None = None
     split: str | None = None
     is_named: bool = False
-    """Whether the user named this very file."""
+    """Whether the user named exactly this file."""
     notes: tuple[str, ...] = ()
     text_key: str | None = None
     """The text column by the card."""
@@ -217,7 +217,7 @@ class Layout:
         """The files of the most frequent format, the ending that makes them unreadable if there is one, and notes."""
         from datasets.load import infer_module_for_data_files_list
 
-        # The library opens archives to see what is in them, so it is not shown any.
+        # The library would open archives to see what is in them, so leave them out.
         name, _ = infer_module_for_data_files_list([path for path in paths if "zip" not in _endings(path)])
         same = {ending[1:] for ending, other in self._formats.items() if other == name} | {"zip"}
         chosen = [path for path in paths if same.intersection(_endings(path))]
@@ -299,7 +299,7 @@ def _divide(name: str, configs: Mapping[str, Any], words: Sequence[str]) -> tupl
 def _choose_split(
     name: str, configs: Mapping[str, Any], config: str, split: str | None, splits: Mapping[str, Any], *, is_alone: bool
 ) -> str:
-    """The split that was asked for, else the only one, else `train`; a part is never taken without being asked for."""
+    """The split that was asked for, else the only one, else `train`; a partial split only if the user names it."""
     whole = [one for one in splits if not one.startswith(PARTIAL)]
     chosen = split or (whole[0] if len(whole) == 1 else "train")
     if chosen in splits:

@@ -76,7 +76,7 @@ FILE = re.compile(r"\.(jsonl?|ndjson|parquet|te?xt|csv|tsv|md|arrow|bin|tar|gz|z
 
 
 def find_named(item: str) -> NamedDataset | None:
-    """The data set with this short name, whatever endings follow it."""
+    """The data set with this short name; endings such as `:split` may follow it."""
     found = NAME.fullmatch(item)
     return DATASETS.get(found[1].lower()) if found is not None else None
 
@@ -84,8 +84,8 @@ def find_named(item: str) -> NamedDataset | None:
 def may_be_on_hub(item: str) -> bool:
     """Whether an item that is not on this machine may be a data set: a short name, or `owner/name`.
 
-    A name with the ending of a data file is not one, nor is a path in an existing folder: a typo in a local path must
-    not be looked up on the network.
+    A name with the ending of a data file is not one, and neither is a path in an existing folder, so that a typo in a
+    local path is not looked up on the network.
     """
     return find_named(item) is not None or (_is_like_data_set(item) and not Path(item).parent.is_dir())
 

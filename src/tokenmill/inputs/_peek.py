@@ -41,9 +41,10 @@ def _read_blocks(path: str) -> Iterator[bytes]:
 
 
 def count_documents(path: str, limit: int) -> int:
-    """Count documents until there are `limit`, and never more than a reader finds.
+    """Count documents up to `limit`, and never more than a reader finds.
 
-    That is rows of Parquet and lines of JSON that begin like a record; any other file that is not blank counts as one.
+    These are rows of Parquet, and lines of JSON that begin like a record; any other file that is not blank counts as
+    one.
     """
     if path.endswith(".parquet"):
         return _read_footer(path)[0]
@@ -53,7 +54,7 @@ def count_documents(path: str, limit: int) -> int:
 
 
 def _read_footer(path: str) -> tuple[int, dict[str, str]]:
-    """The number of rows of a Parquet file, and the types of its columns; none if it cannot be read."""
+    """The number of rows of a Parquet file, and the types of its columns; 0 and no types if it cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

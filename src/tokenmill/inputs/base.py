@@ -30,9 +30,9 @@ class Input(msgspec.Struct, frozen=True):
     text_key: str | None = None
     """The field that holds the text, if the publisher of the data says so."""
     origin: str | None = None
-    """The source with its revision: `hf://datasets/owner/name@5f2c91...`."""
+    """Where the file was fetched from, with the revision: `hf://datasets/owner/name@5f2c91...`."""
     weight: float = 1.0
-    """In a sample: how many times its own size it stands for."""
+    """In a sample: how many times its own size it represents."""
 
 
 class Expansion(NamedTuple):

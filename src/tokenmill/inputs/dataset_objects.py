@@ -8,7 +8,6 @@ run. The library's own `to_parquet` writes one file, fails if a generator change
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -21,8 +20,10 @@ from typing import Any
 import msgspec
 
 from tokenmill.arrow_types import find_type, holds_text
+from tokenmill.checksum import hash_rest
 from tokenmill.display import Display, Preparation
 from tokenmill.errors import DataError, StoreError, UsageError
+from tokenmill.file_lock import is_same_file, try_lock
 from tokenmill.files import sync_directory, write_durably
 from tokenmill.inputs._peek import only_text_column
 
@@ -151,12 +152,7 @@ def _locked(folder: Path, out: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = folder.is_dir()
-        except BlockingIOError:
-            is_ours = False
-        if not is_ours:
+        if not try_lock(descriptor) or not is_same_file(descriptor, folder):
             raise StoreError(f"{out} is in use by another run; wait for it, or choose another directory")
         yield
     finally:
@@ -171,7 +167,7 @@ def _read_mark(folder: Path) -> Any:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Report errors of the disk as such; errors of the code that makes rows pass unchanged."""
+    """Report errors of the disk in a sentence; errors of the user's code pass unchanged."""
     try:
         yield
     except OSError as error:
@@ -183,7 +179,7 @@ def _write(dataset: Any, folder: Path, rows: DatasetRows, display: Display) -> N
     for path in folder.iterdir():
         path.unlink()
     display.say(f"dataset    is written to {folder} first, which is removed at the end")
-    # 0 if only reading the rows can tell how many there are.
+    # 0 if the number of rows is unknown until they are read.
     total = len(dataset) if hasattr(dataset, "__len__") else 0
     total = min(total, rows.limit or total)
     started, shown = time.monotonic(), 0.0
@@ -227,7 +223,7 @@ def _write_files(groups: Iterator[Any], folder: Path) -> int:
         with _writing(folder):
             if file is not None and (file_bytes >= FILE_BYTES or not file.schema.equals(group.schema)):
                 file.close()
-                _settle(path)
+                _make_durable(path)
                 file = None
             if file is None:
                 path = folder / f"rows-{num_rows:012d}.parquet"
@@ -239,7 +235,7 @@ def _write_files(groups: Iterator[Any], folder: Path) -> int:
     if file is not None:
         with _writing(folder):
             file.close()
-            _settle(path)
+            _make_durable(path)
     return num_rows
 
 
@@ -268,7 +264,7 @@ def _row_groups(dataset: Any, rows: DatasetRows, show: Callable[[int], None]) ->
 def _tables(dataset: Any, rows: DatasetRows) -> Iterator[Any]:
     """Yield the rows of a dataset as Arrow tables of the columns that are needed."""
     if _is_transformed(dataset) or dataset.features is None:
-        # The columns that a function makes are known only when it has made them.
+        # The columns that a function returns are known only after it was called.
         source = dataset if _is_transformed(dataset) else dataset.with_format(None)
         first = 0
         for batch in source.iter(BATCH_ROWS):
@@ -314,17 +310,13 @@ def _is_unicode(value: Any) -> bool:
     return not isinstance(value, str) or SURROGATE.search(value) is None
 
 
-def _settle(path: Path) -> None:
+def _make_durable(path: Path) -> None:
     """Make a file durable, and derive its time of modification from its content.
 
     If a resumed run writes the dataset again, equal files then count as unchanged.
     """
-    import xxhash
-
-    digest = xxhash.xxh3_64()
     with path.open("rb", buffering=0) as file:
-        while data := file.read(1 << 20):
-            digest.update(data)
+        _, digest = hash_rest(file)
         os.fsync(file.fileno())
     stamp = digest.intdigest() >> 4
     os.utime(path, ns=(stamp, stamp))

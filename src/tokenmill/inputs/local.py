@@ -16,7 +16,7 @@ __all__ = ["expand", "is_here"]
 
 
 def is_here(item: str) -> bool:
-    """Whether an item exists on this machine, or is a glob, which only this machine has without a scheme."""
+    """Whether an item exists on this machine, or is a glob: without a scheme, a glob is local."""
     try:
         return os.path.exists(item) or glob.has_magic(item)
     except ValueError:

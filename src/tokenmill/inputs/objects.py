@@ -1,7 +1,7 @@
 """Objects of a bucket: `s3://`, `gs://` and `az://` URLs of one object, of a folder, or with wildcards.
 
-A run reads objects by range and copies none. A manifest names them by bucket and key, which are the same on every
-machine.
+A run reads objects by range and does not copy them. A manifest names them by bucket and key, which are the same on
+every machine.
 """
 
 from __future__ import annotations

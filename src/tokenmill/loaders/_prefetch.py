@@ -18,8 +18,8 @@ LAST_SECONDS = 5.0
 class Prefetcher:
     """An iterator whose items are made in a thread, up to `count` of them in advance.
 
-    The thread ends after the last item, or when this object is gone. At exit all threads are joined, also those
-    whose object is gone: stopping one in the middle of a library's code would crash the program.
+    The thread ends after the last item, or when this object is gone. At exit all threads are joined, also those whose
+    iterator is gone: killing one inside a library's code would crash the program.
     """
 
     def __init__(self, items: Iterator[Any], count: int) -> None:

@@ -1,8 +1,8 @@
-"""Check that the state of a loader, a place in training as a few readable values, belongs to a dataset.
+"""Check that the state of a loader (a place in training, as a few readable values) belongs to a dataset.
 
 `next_row` is all that is needed to resume. The rest is there to detect another dataset, and to say what differs: the
-description, and its hash, the fingerprint. Both are compared, so that a state which was put together from two, or
-damaged, is refused even if one half is right.
+description, and its hash, the fingerprint. Both are compared, so that a damaged state, or one combined from two, is
+refused even if one half is right.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEEPEST = 100
 
 
 def check_state(state: Any, rows: Rows) -> int:
-    """Check that a state is one of these rows, and return the row to continue with.
+    """Check that a state belongs to these rows, and return the row to continue with.
 
     Batch size and world size may have changed, and a mixture may have new stages from `next_row` on. The description
     must be that of these rows, and the fingerprint must be that of the description.
@@ -96,7 +96,7 @@ def _difference(theirs: Any, ours: Any, where: str = "") -> str | None:
     if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
         pairs = enumerate(zip(theirs, ours, strict=True))
         return next((d for i, (a, b) in pairs if (d := _difference(a, b, f"{where}[{i}]")) is not None), None)
-    # The value of a state from elsewhere may be an array, which `==` compares item by item.
+    # A value in a foreign state may be an array, which `==` compares item by item.
     if isinstance(theirs, (str, int, float, type(None))) and theirs == ours:
         return None
     return f"{where or 'it'} is {show(theirs)} in the state and {show(ours)} here"

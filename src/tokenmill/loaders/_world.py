@@ -38,8 +38,8 @@ def find_rank(rank: Any, world_size: Any, group: Any = None) -> tuple[int, int]:
         return number, size
     where = "rank='auto'" if group is None else "the group"
     found = _from_environment() if group is None else _from_group(group)
-    told = (None if is_auto(rank) else rank, world_size)
-    for name, given, known in zip(("rank", "world_size"), told, found, strict=True):
+    passed = (None if is_auto(rank) else rank, world_size)
+    for name, given, known in zip(("rank", "world_size"), passed, found, strict=True):
         if given is not None and whole_number(given, name) != known:
             raise UsageError(f"{name} {given} contradicts {where}, which gives {known}; leave {name} out")
     return found

@@ -43,7 +43,7 @@ FRAMEWORKS = {
 
 MOST_ROWS_OF_BATCH = 1 << 30
 CHUNK_BYTES = 1 << 22
-"""Small batches are filled several at a time, as many as the CPU cache keeps."""
+"""Small batches are filled several at a time, as many as fit the CPU cache."""
 RESOLVED_ROWS = 8192
 """Rows that are resolved together: 30 ns each, against 9,000 for eight at a time."""
 RESOLVED_TOKENS = 1 << 25
@@ -60,9 +60,9 @@ class Loader:
     Iterating resumes after the last batch that was handed over. After the last epoch it starts over, also from a
     state that was taken there. The last batch of all epochs is padded, or with `drop_last` left out.
 
-    `batch_size` is rows per rank. With `document_mask`, targets do not cross documents. `layout` names a trainer
-    whose kind of batches to make. `prefetch` fills that many chunks ahead in a thread, which hides latency and does
-    not add speed. A batch owns its memory, so it is safe to keep. `verify="background"` compares the files of the store
+    `batch_size` is rows per rank. With `document_mask`, targets do not cross documents. `layout` names the trainer for
+    which batches are laid out. `prefetch` fills that many chunks ahead in a thread, which hides latency and does not
+    add speed. A batch owns its memory, so it is safe to keep. `verify="background"` compares the files of the store
     with their checksums in a thread, and raises at the next batch if one is damaged.
     """
 
@@ -95,7 +95,7 @@ class Loader:
         self._document_mask = flag(document_mask, "document_mask")
         self._prefetch = whole_number(prefetch, "prefetch", 0)
         self._epochs, self._drop_last = epochs, flag(drop_last, "drop_last")
-        self._settle()
+        self._find_end()
         self._pool = BufferPool(batch_dtype(dtype))
         self._disk = _Disk()
         self._check = None if verify is None else self._start_check(verify)
@@ -111,7 +111,7 @@ class Loader:
         return BackgroundCheck()
 
     def _watch_files(self) -> None:
-        """Have the files of the rows checked from now on, in whatever process this is."""
+        """Check the files of the rows from now on, in the current process, which may be a worker."""
         if self._check is not None:
             for leaf in self.rows.leaves():
                 leaf.documents.table.files.watch(self._check)
@@ -127,9 +127,9 @@ class Loader:
         for leaf in self.rows.leaves():
             leaf.documents.table.files.look_again()
 
-    def _settle(self) -> None:
+    def _find_end(self) -> None:
         """Find the first row at which no batch begins; it is unknown while text is being tokenized."""
-        self._is_settled = self.rows.is_known
+        self._is_end_known = self.rows.is_known
         self._num_rows = self._end = count_rows(self.rows, self._epochs)
         if self._num_rows is None or not self._drop_last:
             return
@@ -152,7 +152,7 @@ class Loader:
 
     @property
     def bottleneck(self) -> str:
-        """What a trainer waits for when it waits for this loader, and what to do about it."""
+        """The work that a trainer waits for when it waits for this loader, and what to do about it."""
         if self.rows.bottleneck is not None:
             return self.rows.bottleneck
         work = "reading the disk" if self._disk.has_waited else "filling batches"
@@ -204,9 +204,9 @@ class Loader:
         if self._has_ended:
             self.seek(0)
         self._generation += 1
-        return self._hand_over(self._generation)
+        return self._batches(self._generation)
 
-    def _hand_over(self, generation: int) -> Iterator[Any]:
+    def _batches(self, generation: int) -> Iterator[Any]:
         """Yield batches one by one; moving the loader, or iterating over it again, invalidates this iterator."""
         chunks = self._chunks(self._next_row)
         if self._prefetch:
@@ -238,11 +238,11 @@ class Loader:
         disk = self._disk = _Disk()
         coming: deque[Chunk] = deque()
         while chunk := coming.popleft() if coming else next(plan, None):
-            if self._is_settled and (self.rows.is_remote or disk.rows_left > 0):
+            if self._is_end_known and (self.rows.is_remote or disk.rows_left > 0):
                 for following in itertools.islice(plan, CHUNKS_AHEAD - len(coming)):
                     following.will_need()
                     coming.append(following)
-            batches = self._deliver(chunk.fill(self._pool))
+            batches = self._make_batches(chunk.fill(self._pool))
             self._check_files()
             self._look_at_files()
             disk.observe(chunk.stop - chunk.start)
@@ -279,16 +279,16 @@ class Loader:
 
     def _num_left(self, row: int) -> int:
         """Count the batches that begin from a row on; while text is being tokenized, those whose rows exist."""
-        if not self._is_settled:
+        if not self._is_end_known:
             num_ready = self.rows.wait_for(row + self.global_batch_size)
             if not self.rows.is_known:
                 return (num_ready - row) // self.global_batch_size
-            self._settle()
+            self._find_end()
         if self._end is None:
             return 1 << 40
         return max(0, -(-(self._end - row) // self.global_batch_size))
 
-    def _deliver(self, chunk: Chunk) -> list[Any]:
+    def _make_batches(self, chunk: Chunk) -> list[Any]:
         """Return the batches of a chunk as the user gets them."""
         count = len(chunk.inputs)
         if self._is_plain:
@@ -303,7 +303,7 @@ class Loader:
 
     @staticmethod  # so that a batch of numpy, which has this function, keeps no loader alive
     def _wrap(part: Any, is_ragged: bool = False) -> Any:
-        """Turn a part of a batch into an array of the framework; a part that is no array stays as it is."""
+        """Turn a part of a batch into an array of the framework; a part that is not an array stays as it is."""
         return part
 
     def __repr__(self) -> str:
@@ -353,10 +353,10 @@ def batch_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 class _Disk:
-    """Detects that rows come from the disk and not from memory, by counting major page faults.
+    """Detects by major page faults that rows come from the disk and not from memory.
 
-    Reading ahead costs half a microsecond a row when everything is in memory already. So it is on at the start, when
-    nothing is known, and for a while after such a fault.
+    Reading ahead costs half a microsecond a row, in vain if everything is in memory already. So it is on at the start
+    and for a while after such a fault.
     """
 
     def __init__(self) -> None:
@@ -374,7 +374,7 @@ class _Disk:
     def observe(self, num_rows: int) -> None:
         """Look for page faults while this many rows were filled; another thread may have caused them, too.
 
-        As long as there are none, it looks only now and then.
+        While there are none, check only now and then.
         """
         self.rows_left -= num_rows
         self._rows_unseen += num_rows

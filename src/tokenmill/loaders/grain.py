@@ -71,7 +71,7 @@ class RowSource:
         return [map_parts(_first_row, _plain(LAYOUTS[self._layout](row)), is_flat) for row in rows]
 
     def __repr__(self) -> str:
-        # Grain's DataLoader compares this with the one in a checkpoint; more epochs make no other source.
+        # Grain's DataLoader compares this with the one in a checkpoint; a source with more epochs counts as the same.
         settings = f"layout={self._layout!r}, document_mask={self._document_mask!r}"
         return f"RowSource({self.rows.fingerprint}, {settings})"
 
@@ -131,7 +131,7 @@ class GrainLoader(grain.IterDataset):  # type: ignore[misc]
 
 
 class _BatchIterator(grain.DatasetIterator):  # type: ignore[misc]
-    """The iterator of a loader, as Grain defines it."""
+    """The iterator of a loader, with the methods that Grain expects."""
 
     def __init__(self, loader: _PlainLoader, state: dict[str, Any]) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class _PlainLoader(Loader):
 
     def __iter__(self) -> Iterator[Any]:
         self._generation += 1
-        return self._hand_over(self._generation)
+        return self._batches(self._generation)
 
     def go_to_step(self, step: int) -> None:
         """Continue with a batch; a step past the last one is the end."""
@@ -180,8 +180,8 @@ class _PlainLoader(Loader):
     def _num_left(self, row: int) -> int:
         return super()._num_left(row + self._rows_before)
 
-    def _deliver(self, chunk: Chunk) -> list[Any]:
-        return [_plain(batch) for batch in super()._deliver(chunk)]
+    def _make_batches(self, chunk: Chunk) -> list[Any]:
+        return [_plain(batch) for batch in super()._make_batches(chunk)]
 
 
 def _plain(batch: Any) -> Any:

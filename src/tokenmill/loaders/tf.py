@@ -40,10 +40,10 @@ CHATTER = (b"I0000 ", b"WARNING: All log messages before absl::InitializeLog()")
 
 @contextlib.contextmanager
 def _without_chatter() -> Iterator[None]:
-    """Hide what TensorFlow writes to stderr when it is imported, and nothing else.
+    """Hide the lines that TensorFlow writes to stderr when it is imported, and no others.
 
-    TensorFlow reads its log level once, at import, and its line about oneDNN ignores it. So everything that is
-    written to stderr meanwhile is held back, and then shown without such lines.
+    TensorFlow reads its log level once, at import, and its line about oneDNN ignores it. So all output to stderr is
+    held back during the import, and shown afterwards without these lines.
     """
     if "tensorflow" in sys.modules:
         yield
@@ -135,12 +135,12 @@ class TfLoader(Loader):
         keep the dataset's iterator in a `tf.train.Checkpoint`.
         """
         start = self._next_row if self._num_left(self._next_row) else 0
-        if not self._is_settled and self._epochs is not None:
+        if not self._is_end_known and self._epochs is not None:
             raise UsageError("tf.data needs to know the number of batches; tokenize first, or leave epochs out")
-        num_batches = self._num_left(start) if self._is_settled else 1 << 40
+        num_batches = self._num_left(start) if self._is_end_known else 1 << 40
         specs = map_parts(self._spec, self._parts(self._chunk(start, 1)), self._is_flat)
         # Parts of a layout may have another length in every batch, and then cannot be stacked.
-        can_join = self._is_plain and self._is_settled
+        can_join = self._is_plain and self._is_end_known
         at_once = max(1, CHUNK_TOKENS // (self.batch_size * self.rows.seq_len)) if can_join else 1
 
         @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -157,18 +157,18 @@ class TfLoader(Loader):
         return made.apply(tf.data.experimental.assert_cardinality(length))
 
     def _chunk(self, row: int, num_batches: int, *, is_blank: bool = False) -> Chunk:
-        """Fill some batches from a row on, fewer at the end, or blank ones that no one will use."""
+        """Fill some batches from a row on, fewer at the end, or blank ones that will not be used."""
         self._watch_files()
         self._look_at_files()
         count = num_batches if is_blank else min(num_batches, self._num_left(row))
         return self._resolve(row, count, is_blank=is_blank).fill(self._pool)
 
     def _parts(self, chunk: Chunk) -> Any:
-        """Return what TensorFlow gets of a chunk: all its batches stacked, or its only batch in the layout."""
+        """Return what TensorFlow receives for a chunk: all its batches stacked, or its only batch in the layout."""
         if self._is_plain:
             return chunk.inputs, chunk.targets
         arranged = self._layout(Batch(chunk.inputs[0], chunk.targets[0], chunk, 0))
-        # TensorFlow would take each item of a list for a part.
+        # TensorFlow would treat each item of a list as a separate part.
         return map_parts(lambda part, _: np.asarray(part), arranged)
 
     def _spec(self, part: Any, is_ragged: bool) -> Any:

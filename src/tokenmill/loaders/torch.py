@@ -94,9 +94,9 @@ class TorchLoader(Loader):
             batch = next(batches)
             if self._is_plain:
                 chunk = self._resolve(row, 1)
-                # A copy: what the user keeps must not hold the shared memory of the workers.
+                # Copy, so that a batch that the user keeps does not hold the shared memory of the workers.
                 chunk.inputs, chunk.targets = np.stack([part.numpy()[None] for part in batch])
-                yield self._deliver(chunk)
+                yield self._make_batches(chunk)
             else:
                 yield [map_parts(self._wrap, batch)]
             row += self.global_batch_size
@@ -193,5 +193,5 @@ class TorchRows(Dataset[Any]):
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:
-        """Return the batch, which is made already."""
+        """Return the batch, which `__getitems__` has made already."""
         return batch

@@ -1,4 +1,4 @@
 """Text to store: plan the tasks, run them in many processes, write the manifest."""
 
 PRELOAD = "tokenmill.pipeline.workers.worker:preload"
-"""What worker processes call before their first task; named here so that naming it imports nothing."""
+"""The function that worker processes call before their first task; as a string, it need not be imported here."""

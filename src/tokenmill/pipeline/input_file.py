@@ -71,7 +71,7 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True):
     origin: str | None = None
     """The source from which it was fetched, with the revision; None for other files."""
     lacks_checksum: bool = False
-    """Whether it is compressed without a checksum, so that damage may go unnoticed."""
+    """Whether it is compressed without a checksum, so that damage may go undetected."""
 
     @property
     def text_bytes(self) -> int:
@@ -98,7 +98,7 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A damaged compressed input: what no checksum confirms is rejected."""
+    """A damaged compressed input: text without a matching checksum is rejected."""
 
     confirmed: int
     """The bytes of text in front of the damaged frame."""
@@ -118,7 +118,7 @@ class Span(msgspec.Struct, frozen=True):
     start: int = 0
     stop: int | None = None
     damage: Damage | None = None
-    """If the input is known to be damaged: its text up to the damaged frame is read, then the damage is reported."""
+    """If set, the text up to this known damage is read, and then the damage is reported."""
 
 
 def inspect_inputs(inputs: Sequence[Input], format: str, options: ReadOptions) -> list[InputFile]:
@@ -286,7 +286,7 @@ class TextStream:
         return f"{damage.reason} (bytes {start:,} to {stop:,} of the file)"
 
     def _is_sound(self) -> bool:
-        """Read the rest of the file: wrong JSON ends the documents in the middle of a frame that may be sound."""
+        """Read the rest of the file: after invalid JSON, the frame it is in may still have the right checksum."""
         with suppress(DamagedInput):
             while self._input.read(BLOCK_BYTES):
                 pass
@@ -295,7 +295,7 @@ class TextStream:
 
 
 def find_damage(file: InputFile, options: ReadOptions) -> Damage | None:
-    """Read a compressed input from front to back, and find out what a damaged frame costs; None if it is sound."""
+    """Read a compressed input to its end, and count the documents that a damaged frame costs; None without damage."""
     with closing(TextStream(file, options)) as stream:
         delimiter = stream.reader.delimiter
         confirmed = num_after = 0

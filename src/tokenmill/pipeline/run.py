@@ -2,8 +2,8 @@
 
     inspect inputs -> take the directory -> resume or begin -> parity gate, tasks -> manifest
 
-Each step refuses what it must not touch, in a sentence, before it changes anything. Whatever ends a run early leaves a
-directory that the same command resumes.
+Each step refuses what it must not touch, in a sentence, before it changes anything. A run that ends early, for any
+reason, leaves a directory that the same command resumes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tokenmill.pipeline.journal.resume import RunState, begin_or_resume, check_s
 from tokenmill.pipeline.plan.budget import Budget, make_budget, make_cluster_budget
 from tokenmill.pipeline.plan.prepare import Prepared, prepare
 from tokenmill.pipeline.plan.ranks import WHOLE, Share, membership
-from tokenmill.pipeline.plan.tasks import Plan
+from tokenmill.pipeline.plan.tasks import Plan, make_plan
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.signals import Interrupted, SignalReceived, signals_as_exceptions
 from tokenmill.pipeline.workers.attempt import Attempt
@@ -53,7 +53,7 @@ __all__ = ["Outcome", "make_store", "run", "tokenize"]
 ONLY_SAMPLED = "its size and a sample of its content are the same; if it may be another text, run with --overwrite"
 
 Inputs = str | Path | list[str] | list[Path] | Any
-"""What to read; one `Dataset` or `IterableDataset` of Hugging Face as well."""
+"""Paths, or one `Dataset` or `IterableDataset` of Hugging Face."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Outcome:
     """None while other ranks have work to do."""
     observer: Observer | None
     share: Share = WHOLE
-    stock: Completion | None = None
+    completion: Completion | None = None
     """How much of the whole run is done, if this was a rank of it."""
     num_own: int = 0
     """The number of finished tasks of this rank."""
@@ -121,7 +121,7 @@ def _staging(dataset: Any, request: Request, display: Display) -> Iterator[Reque
             "a dataset object is no input for ranks, each of which would write it to disk; write it once, with "
             "to_parquet, and pass the files"
         )
-    # Refuse what cannot work before hours go into writing.
+    # Check the flags before hours are spent on writing.
     request.policy(load_tokenizer(request.tokenizer))
     options = request.reading()
     text_key = request.text_key or find_text_key(dataset) or options.text_key
@@ -138,7 +138,7 @@ def _staging(dataset: Any, request: Request, display: Display) -> Iterator[Reque
 def run(request: Request, display: Display, started: Executor | None = None) -> Outcome:
     """Carry out a request. Signals end it cleanly, also in the middle of a task.
 
-    An executor that was `started` before this module was imported has saved that time; it is closed here.
+    The command line starts the executor (`started`) before it imports this module, to save time; it is closed here.
     """
     with signals_as_exceptions(), closing(started or create(request.executor, PRELOAD)) as executor:
         mirror = Mirror(request.out) if is_remote(request.out) else None
@@ -165,7 +165,7 @@ def make_store(
     budget: Budget | None = None,
     mirror: Mirror | None = None,
 ) -> Outcome:
-    """Make the store, or what is missing of it; `plan` and `budget` are made here, unless the caller has made them."""
+    """Make the store, or finish it; `plan` and `budget` are made here unless the caller passes them."""
     request = prepared.request
     if executor.shares_disk:
         budget = budget or make_budget(request, prepared.tokenizer_bytes)
@@ -179,12 +179,19 @@ def make_store(
     with _locked(store, prepared.share) as has_locks:
         journal = Journal(store, prepared.share, os.urandom(4).hex(), mirror)
         with taking_turns(store):
-            state = begin_or_resume(journal, prepared, plan, may_discard=has_locks)
+            # Called for a new run only, because planning may read inputs; a resumed run has the plan of its journal.
+            state = begin_or_resume(
+                journal,
+                prepared,
+                lambda files: plan or make_plan(files, prepared.settings),
+                order=plan.order if plan is not None else None,
+                may_discard=has_locks,
+            )
         if isinstance(state, Manifest):
             if mirror is None:
                 check_sizes(store, state)
             return _report_finished(state, prepared, display)
-        # These have the stamps of the run: an input that was only touched since counts as unchanged.
+        # Inputs with the stamps of the run: one that was only touched since counts as unchanged.
         prepared = replace(prepared, files=state.plan.inputs)
         _say_notes(prepared, state, display, has_locks=has_locks)
         if budget is None:
@@ -203,7 +210,7 @@ def make_store(
 
 @contextmanager
 def _locked(store: Path, share: Share) -> Iterator[bool]:
-    """Lock the directory; errors of the system and signals leave as sentences about it."""
+    """Lock the directory; turn errors of the system and signals into sentences about it."""
     try:
         with locked(store, share) as has_locks:
             yield has_locks
@@ -213,7 +220,7 @@ def _locked(store: Path, share: Share) -> Iterator[bool]:
 
 @contextmanager
 def _watched(observer: Observer, journal: Journal, state: RunState, executor: Executor) -> Iterator[None]:
-    """End the executor and the display with the tasks, and record in `progress.json` how the attempt ended."""
+    """Close the executor and the display when the tasks end, and record in `progress.json` how the attempt ended."""
     try:
         yield
     except BaseException as error:
@@ -246,7 +253,7 @@ def _conclude(prepared: Prepared, journal: Journal, state: RunState, observer: O
 def _finish_plan(
     prepared: Prepared, journal: Journal, plan: Plan, observer: Observer
 ) -> tuple[Manifest | None, Completion | None]:
-    """Return the manifest, and how much of the plan is done unless another rank wrote the manifest before."""
+    """Return the manifest if the store is finished, and how much of the plan is done if this process looked."""
     store, completion = journal.store, None
     if not journal.share.is_whole:
         # By file names alone: reading the entries of a large run takes minutes, so only the last rank does.
@@ -261,8 +268,13 @@ def _finish_plan(
         return manifest, None
     completion = completion or read_completion(journal, plan)
     if not completion.is_complete:
-        return None, completion
-    # Only the last rank knows the sum over all ranks.
+        if journal.share.is_whole and journal.mirror is not None:
+            # An equal run may have finished the store just now, and removed the journal with the rejects of tasks.
+            journal.mirror.pull(store)
+            if (manifest := find_finished(store, prepared)) is not None:
+                journal.remove()
+        return manifest, completion
+    # Only the last rank can sum over all ranks.
     num_rejects = sum(sum(record.rejects.values()) for record in completion.records)
     most = prepared.request.max_errors
     if most is not None and num_rejects > most:
@@ -307,7 +319,7 @@ def _say_notes(prepared: Prepared, state: RunState, display: Display, *, has_loc
 
 
 def _refuse_local_flags(request: Request) -> None:
-    """Refuse flags that are about the processes of this machine, or about sharing work without a cluster."""
+    """Refuse flags for processes of this machine, and flags that share work without a cluster."""
     for flag in ("rank", "affinity", "numa", "profile"):
         if getattr(request, flag) is not None and getattr(request, flag) is not False:
             raise UsageError(f"--{flag} is for the local executor: a cluster places its tasks itself; leave it out")

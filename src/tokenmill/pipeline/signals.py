@@ -1,4 +1,4 @@
-"""Signals end a run with an exception, so that every `finally` on the way out is carried out."""
+"""Signals end a run with an exception, so that every `finally` on the way out is executed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def signals_as_exceptions() -> Iterator[None]:
 
     def handler(number: int, _frame: FrameType | None) -> None:
         received.append(number)
-        # One is enough: a second signal must not interrupt the cleaning up.
+        # A second signal must not interrupt the clean-up.
         if len(received) == 1:
             raise SignalReceived(number)
 

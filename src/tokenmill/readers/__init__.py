@@ -7,7 +7,6 @@ still unknown is an error; nothing is guessed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from json import JSONDecoder
 
@@ -34,7 +33,7 @@ __all__ = [
     "reader_for",
 ]
 
-READERS: dict[str, Callable[[ReadOptions], Reader]] = {
+READERS: dict[str, type[Reader]] = {
     "json": JsonReader,
     "jsonl": JsonlReader,
     "parquet": ParquetReader,
@@ -56,7 +55,7 @@ _FORMATS_BY_CONTENT = {
     "text": {"lines": "jsonl"},
     None: {"lines": "jsonl", "mixed": "jsonl", "cut": "jsonl", "array": "json", "values": "json"},
 }
-"""By the format that the name stands for, the results of `_look_at_json` that mean another one."""
+"""For the format of each suffix: which results of `_look_at_json` mean another format."""
 _HEAD_BYTES = 64 << 10
 
 

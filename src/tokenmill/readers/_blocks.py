@@ -68,7 +68,7 @@ def overlaps_itself(delimiter: bytes) -> bool:
 
 
 def next_document(file: RawFile, offset: int, delimiter: bytes, limit: int | None = None) -> int:
-    """Find the start of the first document at or after `offset`: the end of the file, or past `limit`, if none is."""
+    """Find the start of the first document at or after `offset`; else the end of the file, or a place after `limit`."""
     if offset <= 0:
         return 0
     position = max(0, offset - len(delimiter))
@@ -118,7 +118,7 @@ class DocumentBlock(NamedTuple):
 
 
 class ExceedsMemory(Exception):
-    """A document that may be tokenized, but does not fit the memory of this process."""
+    """A document that is within the limit of the run but does not fit the memory of this process."""
 
 
 def read_blocks(
@@ -126,8 +126,8 @@ def read_blocks(
 ) -> Iterator[DocumentBlock]:
     """Cut a stream whose first byte is at `start` into blocks, and hold the start of a document until its end is read.
 
-    Of a longer document than `most_held`, only the length is found out. If it is at most `max_bytes`, that is an error:
-    which documents are rejects must not depend on the memory of a machine.
+    Of a document longer than `most_held`, only the length is determined. If the length is at most `max_bytes`, this
+    raises an error, because which documents are rejected must not depend on the memory of a machine.
 
     A stream that can step back reads that start again together with its end. This avoids a copy of each block: 665
     instead of 600 MB/s of JSON lines.
@@ -203,7 +203,7 @@ def exceeds_memory(num_bytes: int, start: int) -> ExceedsMemory:
 
 
 def skipped_as_too_long(num_bytes: int) -> Refusal:
-    """Refuse a record that is so long that it was not parsed."""
+    """Refuse a record that is too long to be parsed."""
     return Refusal("too-long", f"{num_bytes:,} bytes in one document, more than --max-document-bytes allows")
 
 

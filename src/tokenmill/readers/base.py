@@ -66,8 +66,12 @@ class Reader(Protocol):
 
     counts_rows: bool
     """Whether positions and spans count rows. Otherwise they count bytes."""
+    unit: str
+    """What a user counts to find a document: a line, a row or an element."""
     splittable: bool
     """Whether `read_range` can start anywhere in an uncompressed file."""
+
+    def __init__(self, options: ReadOptions) -> None: ...
 
     def plan(self, path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
         """Divide a file into spans of about `task_bytes`."""
@@ -87,12 +91,13 @@ class DelimitedReader(Reader):
     """Reads bytes with a delimiter between documents: an uncompressed file, or a stream that may be decompressed."""
 
     counts_rows = False
+    unit = "line"
     delimiter = b"\n"
     """What ends a document in an adapted stream; empty if the stream is one document."""
     max_bytes: int
     """A longer document is skipped without being parsed."""
     memory_bytes: int
-    """A document that is longer, but not too long, is an error."""
+    """A document that is longer than this, but within the limit, is an error."""
 
     def plan(self, path: InputPath, task_bytes: int) -> list[tuple[int, int]]:
         """Divide a file into ranges of `task_bytes`, the last of which may be shorter; one range if it is not split."""

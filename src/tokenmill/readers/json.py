@@ -22,6 +22,7 @@ class JsonReader(JsonlReader):
     Positions are bytes of the JSON lines that `adapt` makes, and lines are elements.
     """
 
+    unit = "element"
     splittable = False
 
     def adapt(self, stream: ByteStream) -> ByteStream:
@@ -41,7 +42,7 @@ class JsonElements:
     """Converts the elements of JSON arrays or concatenated values to a stream of JSON lines.
 
     It checks only the structure between elements; the decoder of lines checks each element. Broken structure raises
-    `DamagedInput`, because the elements after it cannot be told apart.
+    `DamagedInput`, because the elements after it cannot be separated.
     """
 
     def __init__(self, stream: ByteStream) -> None:

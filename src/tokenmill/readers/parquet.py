@@ -31,7 +31,7 @@ MOST_EXPANDED_BYTES = 32 << 20
 FEW_BATCH_ROWS = 64
 """Rows per batch after one that did not fit the memory."""
 RESCUE_BATCH_ROWS = 1
-"""Rows per batch before a damaged page, so that all of them are read. It takes 4 microseconds per row."""
+"""Rows per batch in front of a damaged page: one by one, so that none is lost. It takes 4 microseconds per row."""
 NOT_UTF8 = object()
 """Stands for a value that is not UTF-8."""
 
@@ -40,6 +40,7 @@ class ParquetReader(Reader):
     """Reads rows of Parquet files; the text is a column of strings or bytes, or such a field of a struct column."""
 
     counts_rows = True
+    unit = "row"
     splittable = True
 
     def __init__(self, options: ReadOptions) -> None:
@@ -102,7 +103,7 @@ class ParquetReader(Reader):
     def _read_group(self, path: InputPath, file: Any, group: _RowGroup, start: int, stop: int) -> Iterator[TextBatch]:
         """Read the rows of a row group that are in `[start, stop)`, or those before its first damaged page.
 
-        Where the damage begins does not depend on `start`, so every reader of the group finds the same rows.
+        The place of the damage does not depend on `start`, so every reader of the group finds the same rows.
         """
         row, stop = max(group.start, start), min(group.stop, stop)
         most_rows, damage = MOST_BATCH_ROWS, ""

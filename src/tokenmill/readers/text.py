@@ -89,7 +89,7 @@ class TextReader(DelimitedReader):
         return TextBatch(texts, positions[good], self._kept(len(texts)), rejects, num_lines, lines=lines[good])
 
     def _cut(self, data: bytes | bytearray, num_bytes: int, mark: bytes) -> tuple[list[Piece], Places, Places, int]:
-        """Return the pieces, their starts and numbers, and the number of all pieces: blank lines may be left out.
+        """Return the pieces (blank lines may be left out), their starts and numbers, and the number of all pieces.
 
         `mark` is a prefix that is not text.
         """

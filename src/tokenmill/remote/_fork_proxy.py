@@ -89,7 +89,7 @@ class _Proxy:
 def serve(descriptor: int, servers: Sequence[str] = ()) -> None:
     """Perform requests until the other end of a socket is closed; `servers` have answered before.
 
-    Every byte on the socket comes with a connection, which carries one request at a time.
+    Each byte on the socket brings the descriptor of a connection, which carries one request at a time.
     """
     reachable.update(servers)
     # Protocol 5 pickles a buffer without a copy of its own.

@@ -90,7 +90,7 @@ class Bucket(NamedTuple):
             os.ftruncate(descriptor, info.num_bytes)
             starts = range(0, info.num_bytes, PIECE_BYTES)
             if len(starts) <= 1:
-                # Not in a pool: a program that ends waits for the threads of its pools.
+                # Not in a ThreadPoolExecutor: the interpreter joins its threads at exit.
                 list(map(fetch, starts))
             else:
                 with ThreadPoolExecutor(MAX_PIECES_AT_ONCE) as pool:
@@ -115,7 +115,7 @@ class Bucket(NamedTuple):
         return created
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects; it is no error if some do not exist."""
+        """Remove objects; some may not exist."""
         self._send("delete", keys=[*keys])
 
     def _send(self, do: str, key: str = "", **fields: Any) -> Any:

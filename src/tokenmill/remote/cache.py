@@ -1,8 +1,8 @@
 """Files of object stores on a local disk, in bounded space, shared by all processes of a machine.
 
-    FOLDER/lock           taken shared to pin or rename a file, exclusively to evict files
+    FOLDER/lock           shared lock to pin or rename a file, exclusive lock to evict files
     FOLDER/leases/NAME    locked by a living process: the files that it has mapped, one a line
-    FOLDER/checked/...    which files of stores were found sound
+    FOLDER/checked/...    files of stores whose checksums were right
     FOLDER/STORE/...      files under their names in the store; `.tmp` during the download
 
 The process that holds the lock on the temporary name downloads a file, compares it with its checksum, syncs and
@@ -23,17 +23,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import xxhash
-
+from tokenmill.checksum import hash_rest
 from tokenmill.errors import StoreError
+from tokenmill.file_lock import is_same_file, try_lock
 from tokenmill.regular_files import read_regular
 from tokenmill.remote.bucket import Bucket, ObjectInfo
 
 __all__ = ["Cache", "CacheEntry", "NoRoom", "default_folder"]
 
-HASH_BYTES = 1 << 20
 NOT_COUNTED = {"leases", "checked"}
-"""Folders of small files that are no copies; `checked` is that of `store/background_check.py`."""
+"""Folders of small files that are not copies of objects; `store/background_check.py` writes `checked`."""
 POLL_SECONDS = 0.05
 
 
@@ -112,7 +111,7 @@ class Cache:
         return True
 
     def touch(self, name: str) -> None:
-        """Note that a file is in use, so that others are evicted before it."""
+        """Mark a file as used now, so that others are evicted before it."""
         with suppress(OSError):
             os.utime(self.folder / name)
 
@@ -171,11 +170,11 @@ class Cache:
 
     @contextmanager
     def _temporary_file(self, path: Path) -> Iterator[Path | None]:
-        """Lock the temporary name of a file, and remove it in the end; None while another process has the lock."""
+        """Lock the temporary name of a file, and remove it at the end; None if another process has the lock."""
         temporary = Path(f"{path}.tmp")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            is_mine = _lock_now(descriptor) and _is_same(descriptor, temporary)
+            is_mine = try_lock(descriptor) and is_same_file(descriptor, temporary)
             try:
                 yield temporary if is_mine else None
             finally:
@@ -209,7 +208,7 @@ class Cache:
             path.unlink(missing_ok=True)
             return True
         with suppress(OSError), path.open("r+b") as file:
-            if _lock_now(file.fileno()):
+            if try_lock(file):
                 path.unlink(missing_ok=True)
                 return True
         return False
@@ -245,7 +244,7 @@ class Cache:
         names: set[str] = set()
         for path in (self.folder / "leases").iterdir():
             with suppress(FileNotFoundError), path.open("rb") as file:
-                if _lock_now(file.fileno()):
+                if try_lock(file):
                     path.unlink()
                 else:
                     names.update(file.read().decode().split("\n"))
@@ -258,27 +257,9 @@ class Cache:
             yield
 
 
-def _lock_now(descriptor: int) -> bool:
-    """Lock a file exclusively; False if another process has it locked."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_same(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
 def _sync_and_hash(path: Path) -> str:
     """Flush a file to the disk and return its XXH3-64."""
-    digest = xxhash.xxh3_64()
     with path.open("rb", buffering=0) as file:
-        while piece := file.read(HASH_BYTES):
-            digest.update(piece)
+        _, digest = hash_rest(file)
         os.fsync(file.fileno())
     return digest.hexdigest()

@@ -43,7 +43,7 @@ RETRY_SECONDS = 120.0
 OBSTORE_RETRIES = 5
 """Retries of obstore: a second or two, after which an address without a server is reported."""
 MAX_TRUNCATED = 6
-"""Truncated answers until a request fails: such an answer is complete for its server, and may never change."""
+"""Attempts after which a truncated answer is an error: the server may always send the same bytes."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 CREATE_ATTEMPTS = 6
 KEYS_PER_DELETE = 1000
@@ -148,7 +148,7 @@ _ATTEMPTS: dict[str, Callable[[Any, Any, ObjectRequest], Any]] = {
 def _create(request: ObjectRequest) -> bool:
     """Write an object that must not exist; False if it exists with the same bytes.
 
-    The answer to our own request may get lost after the object was written, so that a retry finds it.
+    If the answer to our own request was lost after the object was written, the retry finds it there.
     """
     for _ in range(CREATE_ATTEMPTS):
         try:
@@ -158,7 +158,7 @@ def _create(request: ObjectRequest) -> bool:
             try:
                 existing, _ = _retry(msgspec.structs.replace(request, do="read"))
             except NoSuchObject:
-                continue  # another process has removed it since
+                continue  # another process has removed it in the meantime
             if existing != request.data:
                 raise error from None
             return False

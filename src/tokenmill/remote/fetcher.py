@@ -19,7 +19,7 @@ from tokenmill.remote.thread_pool import submit
 __all__ = ["Fetcher"]
 
 MAX_FILES = 4
-"""Downloads at once; each makes several requests at once."""
+"""Concurrent downloads; each makes several requests at a time."""
 MAX_SMALL_FILES = 16
 PAUSE_SECONDS = 10.0
 
@@ -49,7 +49,7 @@ class Fetcher:
         self._pause_until = 0.0
 
     def prefetch(self, files: Iterable[CacheEntry]) -> None:
-        """Download files in the background, in this order; `raise_failure` tells what failed for good."""
+        """Download files in the background, in this order; `raise_failure` raises errors that remain after retries."""
         if self._process != os.getpid():
             self._reset()
         if time.monotonic() < self._pause_until:
@@ -101,7 +101,7 @@ class Fetcher:
         try:
             is_here = self.cache.download(file, self.bucket, wait=self._ahead_bytes is not None)
         except NoRoom:
-            # Rows are read by range instead. Looking for space takes time, and there seldom is more soon.
+            # Rows are read by range instead. Looking for space takes time and seldom succeeds soon after.
             self._pause_until = time.monotonic() + PAUSE_SECONDS
         except (StoreError, ChangedObject, NoSuchObject) as error:
             self._failures[file.name] = error

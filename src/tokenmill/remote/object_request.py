@@ -1,4 +1,4 @@
-"""What is asked of an object store, and which server it is asked of."""
+"""A request to an object store, and the server that it goes to."""
 
 from __future__ import annotations
 

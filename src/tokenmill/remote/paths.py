@@ -1,8 +1,8 @@
 """Inputs in a bucket: the part of `Path` that readers need, and a file that is fetched by range.
 
-A file is fetched in blocks of a megabyte. Sequential reads prefetch the next blocks, the more the longer they go on;
-for random reads, as of Parquet columns, the last blocks are kept. Every block must be of the object that was opened
-(`If-Match`), so a reader never sees a mixture of two contents.
+A file is fetched in blocks of a megabyte. Sequential reads prefetch the next blocks, more of them as reading continues;
+for random reads, such as those of Parquet columns, the last blocks are kept. Every block must be of the object that was
+opened (`If-Match`), so a reader never sees a mixture of two contents.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class RemoteFile(io.RawIOBase):
         try:
             return self._blocks[number].result()
         except TokenmillError:
-            # The next read of this block tries again.
+            # Let the next read of this block retry.
             del self._blocks[number]
             raise
 

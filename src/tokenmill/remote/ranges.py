@@ -23,12 +23,12 @@ __all__ = ["AHEAD_BYTES", "ByteRange", "RangeReader"]
 
 MAX_REQUESTS = 32
 GAP_BYTES = 32 << 10
-"""Ranges that are no further apart are joined: unused bytes cost less than another request."""
+"""Join ranges that are at most this far apart: unused bytes cost less than another request."""
 MAX_JOINED_BYTES = 4 << 20
 AHEAD_BYTES = 64 << 20
 """Default limit of bytes that are fetched and not read yet."""
 MAX_ANNOUNCEMENTS = 8
-"""Calls of `prefetch` that are remembered, so that those of a loader that was dropped are forgotten in time."""
+"""How many calls of `prefetch` to remember, so that those of a loader that was dropped are forgotten."""
 
 
 class ByteRange(NamedTuple):
@@ -90,7 +90,7 @@ class RangeReader:
             request = self._announced.pop(byte_range, None)
             if request is not None:
                 if request.has_failed:
-                    # The prefetch may have failed in an outage long ago: try again.
+                    # The prefetch may have failed in an earlier outage: retry.
                     self._release(request)
                 answer = request.answer or self._start(request)
         if request is None:

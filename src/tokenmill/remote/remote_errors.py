@@ -34,11 +34,11 @@ class NoSuchObject(RemoteError):
 
 
 class ChangedObject(RemoteError):
-    """The object is not the one that was first looked at."""
+    """The object is not the one that was first read."""
 
 
 class AlreadyThere(RemoteError):
-    """The object that should be created exists."""
+    """The object to be created exists already."""
 
 
 class AccessDenied(RemoteError):
@@ -54,7 +54,7 @@ class TruncatedAnswer(RemoteError):
 
 
 _METADATA_SERVICES = ("/latest/api/token", "/latest/meta-data", "169.254.169.254", "metadata.google")
-"""obstore asks these for the role of the machine if the environment has no keys."""
+"""Addresses that obstore asks for the role of the machine if the environment has no keys."""
 _ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
 _KEYS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",

@@ -56,7 +56,7 @@ class DaemonPool:
                     future.set_result(call())
                 except BaseException as error:
                     future.set_exception(error)
-            del item, call, future  # else an idle thread would keep the last result in memory
+            del item, call, future  # otherwise an idle thread would keep the last result in memory
 
     def close(self, seconds: float) -> None:
         """Drop the queue, and wait up to some seconds for calls that are running."""

@@ -53,7 +53,7 @@ class CheckProgress:
 def check_file(
     path: Path, expected: FileInfo, progress: CheckProgress, look: Callable[[memoryview], None] = lambda _: None
 ) -> list[str]:
-    """The problems with the size and checksum of a file; `look` is called with each piece on the way."""
+    """List the problems with the size and checksum of a file; `look` is called with each piece of it."""
     digest = xxhash.xxh3_64()
     buffer = memoryview(bytearray(min(PIECE_BYTES, max(1, expected.bytes))))
     try:
@@ -171,7 +171,7 @@ class _TokenScan:
         self.num_with_eos = 0
 
     def problems(self, shard: ShardInfo) -> Iterator[str]:
-        """Say what is wrong with the ids, to follow the path of the `.bin`."""
+        """Describe what is wrong with the ids; the text follows the path of the `.bin`."""
         vocab_size = self._manifest.tokenizer.vocab_size
         if self.largest >= vocab_size:
             yield f" holds id {self.largest}, outside the vocabulary of {vocab_size}"

@@ -23,7 +23,7 @@ from tokenmill.text_batch import IntArray
 __all__ = ["Documents", "IntervalLookup"]
 
 MANY_POSITIONS = 512
-"""From this many on, a lookup table saves more time than it takes to build."""
+"""With this many runs or more, a lookup table saves more time than it takes to build."""
 CELLS_PER_INTERVAL = 4
 MAX_STEPS = 4
 

@@ -196,7 +196,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_sealed(path: Path) -> bytes:
-    """Read a file that `encode_sealed` wrote; only the start of one that does not even begin like it."""
+    """Read a file that `encode_sealed` wrote; of any other file, only the start."""
     with open_regular(path, MOST_JSON_BYTES) as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(min(size, SHORT_BYTES))
@@ -207,7 +207,7 @@ def read_sealed(path: Path) -> bytes:
 
 
 def decode_manifest(data: bytes, path: str | Path) -> Manifest:
-    """Decode and check the bytes of a manifest: its version, its checksum, and that it names no file elsewhere."""
+    """Decode and check the bytes of a manifest: its version, its checksum, and that all its files are in the store."""
     version = _decode(data, _Version, path).format_version
     if version != FORMAT_VERSION:
         raise StoreError(f"{path} has format version {version}; this tokenmill reads version {FORMAT_VERSION}")

@@ -25,7 +25,7 @@ from tokenmill.regular_files import regular_descriptor
 __all__ = ["MAX_MAPPINGS", "MappedFile", "everywhere", "let_go", "will_need", "windows_everywhere"]
 
 MAX_MAPPINGS = 50_000
-"""Linux allows 65,530 in a process; the others are for the program and its libraries."""
+"""Linux allows 65,530 mappings in a process; the rest is for the program and its libraries."""
 ADDRESS_BITS = 48
 """The user space of arm64; that of x86-64 is smaller."""
 _READ, _SHARED, _FAILED = 1, 1, ctypes.c_void_p(-1).value
@@ -53,7 +53,8 @@ class MappedFile:
     ) -> None:
         """Map a file of known size; `is_random` turns off the kernel's readahead.
 
-        `confirm` gets the descriptor before the file is mapped, and raises an error if it is the wrong file.
+        `confirm` gets the descriptor before the file is mapped, and raises an error if the file is not the expected
+        one.
         """
         self.address = 0
         self.num_bytes = num_bytes

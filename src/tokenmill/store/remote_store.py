@@ -37,7 +37,7 @@ __all__ = ["FETCHES", "RemoteStore", "open_remote", "open_store"]
 FETCHES = ("shard", "range")
 FEW_BYTES = 1 << 20
 EARLY_ROWS = 512
-"""Rows that are read by range while their shard is being downloaded; later ones wait for the shard."""
+"""How many rows are read by range while their shard is being downloaded; later ones wait for the shard."""
 PIN_ATTEMPTS = 5
 MANIFEST_ATTEMPTS = 3
 PIECE_BYTES = 4 << 20
@@ -131,7 +131,7 @@ class RemoteStore(TokenStore):
         return manifest
 
     def _ask_for_manifest(self, key: str) -> tuple[bytes, Manifest]:
-        """Read the manifest, and again if it is damaged: a server or proxy may have given only the start of it."""
+        """Read the manifest; retry if it is damaged, because a server or proxy may have sent only the start of it."""
         for _ in range(MANIFEST_ATTEMPTS):
             data = self.bucket.read(key)
             try:
@@ -192,7 +192,7 @@ class RemoteShardCache:
         self._downloads_all = store.fetch == "shard" and store.fits_cache
         self._num_early = 0
         self._announced: set[str] = set()
-        # Most rows find their shard downloaded when they are read, so few are prefetched by range.
+        # When most rows are read, their shard has been downloaded, so few rows are prefetched by range.
         ahead_bytes = FEW_BYTES if self._downloads_all else AHEAD_BYTES
         self._ranges = RangeReader(store.bucket, ahead_bytes, self._has_object)
 
@@ -281,7 +281,7 @@ class RemoteShardCache:
         return _RemoteFile(self._store.bucket, file, self._fetcher)
 
     def _read_pieces(self, file: CacheEntry, buffer: memoryview, offset: int) -> None:
-        """Read a long range by many requests, several of them at once."""
+        """Read a long range with many requests, several of them at once."""
         pieces = [
             ByteRange(file.info.key, offset + first, offset + min(first + PIECE_BYTES, len(buffer)))
             for first in range(0, len(buffer), PIECE_BYTES)

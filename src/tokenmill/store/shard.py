@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tokenmill.checksum import hash_rest
 from tokenmill.errors import StoreError
 from tokenmill.regular_files import open_regular
 from tokenmill.store.manifest import FileInfo, ShardInfo
@@ -174,7 +175,7 @@ def publish_shard(folder: Path, shard: ShardInfo, run: str) -> None:
 
 
 class OutputFile:
-    """A file that is written from front to back. The kernel starts to write early, so that a final sync is short."""
+    """A file that is written front to back; the kernel is asked to start early, so that the final sync is short."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +206,7 @@ class OutputFile:
                     left -= count
             except (AttributeError, OSError):
                 pass
-            # The call fails across file systems and does not exist everywhere; both files stand where it stopped.
+            # The call fails across file systems and does not exist everywhere; both files stay where it stopped.
             self._num_bytes -= left
             while piece := source.read(1 << 20):
                 self.write(piece)
@@ -318,11 +319,7 @@ class _DocumentsFile:
 
 def hash_file(file: BinaryIO) -> FileInfo:
     """The size and XXH3-64 of an open file, from its position on."""
-    digest = xxhash.xxh3_64()
-    size = 0
-    while piece := file.read(1 << 20):
-        digest.update(piece)
-        size += len(piece)
+    size, digest = hash_rest(file)
     return FileInfo(size, digest.hexdigest())
 
 

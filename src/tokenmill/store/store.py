@@ -179,7 +179,7 @@ class Split(Documents):
 
 
 def check_vocabulary(name: str | Path, vocab_size: int | None, room: int | None) -> None:
-    """Refuse a vocabulary that is larger than a model's, if both are known."""
+    """Refuse a vocabulary that is larger than that of the model, if both are known."""
     if room is not None and vocab_size is not None and vocab_size > whole_number(room, "vocab_size", 1):
         raise UsageError(
             f"{name} has a vocabulary of {vocab_size} tokens and the model has room for {room}; "
@@ -205,7 +205,7 @@ def check_manifest(store: Path, manifest: Manifest) -> None:
 
 
 def check_inside(store: Path, path: str | Path) -> None:
-    """Refuse a file or folder of a store that a link leads elsewhere: a store is complete, and holds nothing else."""
+    """Refuse a link from a store to a file or folder elsewhere: a store contains all of its files."""
     root, real = os.path.realpath(store), os.path.realpath(path)
     if real != root and not real.startswith(f"{root}/"):
         raise StoreError(f"{path} is a link that leads out of the store; copy what it leads to into the store")

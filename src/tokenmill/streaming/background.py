@@ -102,7 +102,7 @@ def _stop_all() -> None:
 
 
 def follow(store: Path, plan: Plan, split: str) -> Iterator[ShardInfo | None]:
-    """Yield the shards of a split in plan order, and None as long as the next one is not published.
+    """Yield the shards of a split in plan order, and None while the next one is not published.
 
     A shard is published when its task is in the journal, or when the manifest exists.
     """

@@ -65,7 +65,7 @@ class FirstWindow:
         span = _end_with_document(prepared.files[self.span.input], self.span, job.settings.reading)
         task = Task(input=input, number=number, spans=[span], bytes=HEAD_BYTES)
         output = runner.run(task, "beginning")
-        publish_task(journal, output.record, output.run)
+        publish_task(journal, output.record, output.mark)
         shard = output.record.shards.get(split)
         return None if shard is None else open_shards(folder, [shard], tokenizer.vocab_size, "beginning")
 

@@ -34,10 +34,11 @@ def stream(
 ) -> Loader:
     """Make a loader of raw text, which is tokenized in the background into the store `cache`.
 
-    The first batch comes at once, and the order of rows does not depend on the speed of tokenizing. In the first
-    epoch, rows are shuffled within windows of up to `window` of text ("1GB"); from the second on, as `load(cache)`
-    does. `settings` are those of `load`, and the flags of `tokenmill tokenize`: text_key, workers, val_fraction, ...
-    With `verbose`, a line on stderr says how long each window took and how long training waited for it.
+    The first batch comes at once, and the order of rows does not depend on the speed of tokenizing. In the first epoch,
+    rows are shuffled within windows of up to `window` of text ("1GB"); from the second epoch on, they are shuffled as
+    `load(cache)` does. `settings` are those of `load`, and the flags of `tokenmill tokenize`: text_key, workers,
+    val_fraction, ... With `verbose`, a line on stderr says how long each window took and how long the training waited
+    for it.
     """
     if cache is None:
         raise UsageError("raw text needs a cache, the directory to write its tokens to: cache='data/tok'")

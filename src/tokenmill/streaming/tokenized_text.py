@@ -43,7 +43,7 @@ __all__ = ["RowSettings", "TokenizedText"]
 WINDOW = "1GB"
 LOOK_SECONDS = 0.02
 LOST_SECONDS = 60.0
-"""A run locks the directory within seconds, and another rank takes over from a killed one as fast."""
+"""A run locks the directory within seconds, and another rank takes over from a killed one as quickly."""
 
 
 class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +79,8 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
 class TokenizedText:
     """The windows of a text that is being tokenized: shards in the order of the plan, about twice as many each time.
 
-    The first window is the start of the first shard. A window with too little text for a row takes the next shards
-    too. If that is the last window, its text comes in the second epoch.
+    The first window is the start of the first shard. A window with too little text for a row also takes the next
+    shards. If the last window has too little, its text comes in the second epoch.
     """
 
     def __init__(self, prepared: Prepared, split: str, settings: RowSettings, verbose: bool = False) -> None:
@@ -106,7 +106,7 @@ class TokenizedText:
         self._times = _WindowTimes(self._store)
         self.has_ended = False
         self._inputs: list[set[int]] = []
-        """The inputs of each window that was given; none for one that this process tokenized."""
+        """The inputs of each window so far; none for one that this process tokenized."""
         self._go_to(0)
 
     def _go_to(self, number: int) -> None:
@@ -145,7 +145,7 @@ class TokenizedText:
         return next((n for n, inputs in enumerate(self._inputs) if number in inputs or not inputs), len(self._inputs))
 
     def whole(self) -> Rows:
-        """Return all rows of the store, which is finished soon after its last shard."""
+        """Return all rows of the store, once it is finished; that is soon after its last shard."""
         self._last_seen = time.monotonic()
         while not (self._store / MANIFEST).exists():
             self._wait()
@@ -162,7 +162,7 @@ class TokenizedText:
             self._error = error
             raise
         except BaseException:
-            # An interrupt ends the generator, which must not pass for the end of the text.
+            # An interrupt ends the generator, which must not be taken for the end of the text.
             self._go_to(self._num_given)
             raise
         if window is None:
@@ -259,7 +259,7 @@ class TokenizedText:
         time.sleep(LOOK_SECONDS)
 
     def _check_that_a_run_continues(self) -> None:
-        """Raise when the store has been without a run for a while; only the process that started it knows why."""
+        """Raise if no run has held the store for a while; only the process that started the run knows why it ended."""
         now = time.monotonic()
         if find_holders(self._store) or (self._store / MANIFEST).exists():
             self._last_seen = now

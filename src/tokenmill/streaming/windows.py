@@ -40,7 +40,7 @@ class WindowedRows(Rows):
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A lock belongs to a process, and the source gives another process the same windows again.
+        # A lock cannot be sent to another process; the source makes the same windows again there.
         return {"seq_len": self.seq_len, "source": self._source}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ class WindowedRows(Rows):
 
     @property
     def is_known(self) -> bool:  # type: ignore[override]
-        """Whether the last window was given."""
+        """Whether the last window is known."""
         return self._source.has_ended
 
     @property
@@ -70,7 +70,7 @@ class WindowedRows(Rows):
 
     @property
     def num_tokens(self) -> int:  # type: ignore[override]
-        """Tokens of the windows that were given."""
+        """Tokens of the windows so far."""
         return sum(rows.num_tokens for rows in self._windows)
 
     @property
@@ -93,7 +93,7 @@ class WindowedRows(Rows):
             return self._num_ready
 
     def _count_batches(self, error: UnconfirmedText) -> UnconfirmedText:
-        """Say how many batches were made of an input before its damage was found."""
+        """Add to an error how many batches were made of the input before its damage was found."""
         first = self._source.first_window_of(error.path)
         num_rows = self._num_ready - (self._ends[first - 1] if first else 0)
         what = f"{-(-num_rows // self.rows_per_batch):,} batches" if self.rows_per_batch > 1 else f"{num_rows:,} rows"
@@ -128,7 +128,7 @@ class WindowedRows(Rows):
         return self._whole, self._num_ready - self._whole.num_rows
 
     def where(self, leaf: PackedRows, row: int, stop: int) -> list[int]:
-        """Look in the windows that were given, and in the whole store."""
+        """Look in the windows so far, and in the whole store."""
         found = []
         for number in range(len(self._windows) + (self._whole is not None)):
             rows, before = self._part(number)
@@ -138,7 +138,7 @@ class WindowedRows(Rows):
         return sorted(place for place in found if place < stop)
 
     def leaves(self) -> list[PackedRows]:
-        """Return the packings of the windows that were given, and of the whole store."""
+        """Return the packings of the windows so far, and of the whole store."""
         parts = [*self._windows, *([self._whole] if self._whole is not None else [])]
         return [leaf for rows in parts for leaf in rows.leaves()]
 

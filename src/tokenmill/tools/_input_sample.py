@@ -41,9 +41,9 @@ class InputSample:
         self._spread = spread
         self._total = max(1, sum(file.text_bytes for file in files))
         self.takes_all = self._total <= max_bytes
-        """Whether the sizes of the files promise that all text fits."""
+        """Whether all text fits, judged by the sizes of the files."""
         self.is_whole = True
-        """Whether all text was taken, as far as it was read."""
+        """Whether all text that was read was also taken."""
         self.num_documents = self.num_bytes = self.num_rejects = 0
         self.first_reject: DataError | None = None
 

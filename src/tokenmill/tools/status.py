@@ -41,7 +41,7 @@ RankState = Literal["running", "done", "stopped", "not begun"]
 BAR_COLUMNS = 78
 MOST_RANKS = 16
 QUIET_SECONDS = 15.0
-"""A running attempt writes its progress every second; a longer silence is mentioned."""
+"""A running attempt writes its progress every second; the status mentions a longer silence."""
 SILENT_SECONDS = 90.0
 """To a bucket it writes every ten seconds, and may have to retry."""
 SUMMED = (
@@ -113,14 +113,14 @@ def _describe_orphans(state: State, names: dict[str, int]) -> Iterator[str]:
 
 
 def _heard_of(attempts: list[AttemptInfo]) -> list[Holder]:
-    """The processes that have recently reported from a store in a bucket."""
+    """The processes of a store in a bucket that have reported recently."""
     last = {attempt.share: attempt for attempt in attempts}
     running = (attempt for attempt in last.values() if _is_heard(attempt, SILENT_SECONDS))
     return [Holder(attempt.share, attempt.pid, attempt.host) for attempt in running]
 
 
 def _read_status(folder: Path, holders: list[Holder]) -> Status:
-    # Looked for before the manifest, because the run may finish between the two.
+    # Look for it before the manifest, because the run may finish in between.
     is_unfinished = (folder / ".tasks").is_dir() or bool(holders)
     if (folder / MANIFEST).exists():
         return _read_finished(folder, read_manifest(folder))

@@ -22,7 +22,7 @@ def print_summary(outcome: Outcome, request: Request) -> None:
     if manifest is None:
         share, num_done = outcome.share, outcome.num_own
         own = f"{share}: {plural(num_done, 'task')} done" if num_done else f"{share} has no task in this run"
-        print(f"{own}; of all ranks, {outcome.stock}")
+        print(f"{own}; of all ranks, {outcome.completion}")
         print(f"The last rank to end writes the manifest.\nNext: tokenmill status {quote(request.out)}")
         return
     if outcome.observer is None:

@@ -1,8 +1,8 @@
 """`train-tokenizer`: a byte-level BPE vocabulary from the user's own text.
 
-The trainer is Hugging Face's; the text comes through tokenmill's readers, so that it accepts every input that
-`tokenize` accepts. The trainer counts words in memory, so it gets a sample of bounded size, spread over the inputs.
-The same inputs give the same tokenizer.
+The trainer is Hugging Face's; the text comes through tokenmill's readers, so it accepts every input that `tokenize`
+accepts. The trainer counts words in memory, so it gets a sample of bounded size, spread over the inputs. The same
+inputs give the same tokenizer.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ machine stay out of the manifest, because equal inputs must produce equal manife
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import socket
 import threading
@@ -22,7 +21,7 @@ import psutil
 from tokenmill.display import Display, Machine, Snapshot, WorkerMoment
 from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.files import write_durably
-from tokenmill.machine import processor_name, tree_memory, usable_cores
+from tokenmill.machine import describe_machine, tree_memory
 from tokenmill.pipeline.counts import STAGES, Counts
 from tokenmill.pipeline.input_file import InputFile
 from tokenmill.pipeline.journal.journal import Journal
@@ -125,7 +124,8 @@ class Observer:
     def observe(self, counts: Counts) -> None:
         """Show the progress of the run; called several times a second, first when tasks begin.
 
-        The history keeps a moment at intervals. If there are too many, every other one goes and the interval doubles.
+        The history keeps a moment at intervals. If there are too many, every other one is dropped and the interval
+        doubles.
         """
         snapshot = self._take_snapshot(counts)
         self._display.update(snapshot)
@@ -282,13 +282,7 @@ def read_attempts(store: Path) -> list[AttemptInfo]:
 def write_run_file(store: Path, attempts: list[AttemptInfo], inputs: list[InputFile]) -> None:
     """Write run.json beside the manifest, or replace the attempts in it; `machine` is the one that finished the run."""
     info = _read_run_file(store) or RunInfo(
-        machine={
-            "system": platform.platform(),
-            "processor": processor_name(),
-            "cores": usable_cores(),
-            "memory_bytes": int(psutil.virtual_memory().total),
-            "python": platform.python_version(),
-        },
+        machine=describe_machine(),
         attempts=[],
         origins=sorted({file.origin for file in inputs if file.origin is not None}),
     )

@@ -30,6 +30,7 @@ from tokenmill.pipeline.journal.mirror import pulled
 from tokenmill.pipeline.plan.ranks import Share, join_ranks, membership, ownership
 from tokenmill.pipeline.plan.tasks import Plan
 from tokenmill.pipeline.text_field import field_is_missing, missing_field
+from tokenmill.readers import READERS
 from tokenmill.regular_files import MOST_JSON_BYTES, open_regular
 from tokenmill.remote.paths import input_path
 from tokenmill.store.manifest import (
@@ -82,7 +83,7 @@ class Completion:
     missing: list[str]
     """Tasks without an entry, with an input that was modified since, or with a missing shard."""
     unread: list[str]
-    """Streams that no process has read to the end; their number of tasks is unknown."""
+    """Streams that have not been read to the end; their number of tasks is unknown."""
     records: list[TaskRecord] = field(default_factory=list)
     """The entries of finished tasks, if they were read."""
 
@@ -268,7 +269,7 @@ def _finish_run(journal: Journal) -> Manifest:
 
 
 def _describe_missing(journal: Journal, plan: Plan, completion: Completion, holders: list[Holder]) -> Incomplete:
-    """Say which ranks have which tasks left; the ranks that run now, or ran last, tell how many there are."""
+    """Say which ranks have which tasks left; the number of ranks is that of the ranks that run now, or ran last."""
     store = journal.store
     attempts = read_attempts(store)
     size = holders[0].share.world_size if holders else attempts[-1].world_size if attempts else 1
@@ -357,13 +358,11 @@ def _join_rejects(journal: Journal, records: list[TaskRecord], inputs: list[Inpu
 
 def _render_reject(reject: StoredReject, file: InputFile, lines_before: int) -> bytes:
     row: dict[str, object] = {"file": file.name}
-    if file.format == "parquet":
-        row["row"] = reject.position + 1 if reject.line >= 0 else None
-    elif file.format == "json":
-        # Positions are in the lines that the reader made from the array, so they mean nothing to a user.
-        row["element"] = reject.line + lines_before + 1 if reject.line >= 0 else None
-    else:
-        row["line"] = reject.line + lines_before + 1 if reject.line >= 0 else None
+    unit = READERS[file.format].unit
+    number = reject.position if unit == "row" else reject.line + lines_before
+    row[unit] = number + 1 if reject.line >= 0 else None
+    if unit == "line":
+        # For an array, positions count bytes of the lines that the reader made of it, which the user never sees.
         row["byte"] = reject.position
     row |= {"reason": reject.reason, "detail": reject.detail}
     if reject.num_documents > 1:

@@ -5,7 +5,7 @@ per finished task, and the rejects of that task. A task's entry is written after
 an entry proves the shards; a shard without an entry is made again. The manifest replaces the directory.
 
 Ranks of one run share a journal. Every file in it is renamed into place and depends on the run alone, so any rank may
-write it, and two may write it at once. A file that only one attempt may touch has the name of that attempt in it.
+write it, even two at the same time. If only one attempt may touch a file, the name of the file contains that attempt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from tokenmill.errors import StoreError
 from tokenmill.files import create_durably, sync_directory, write_durably
 from tokenmill.pipeline.input_file import InputFile
-from tokenmill.pipeline.journal.locks import sweep_locks, try_lock
+from tokenmill.pipeline.journal.locks import lock_if_possible, sweep_locks
 from tokenmill.pipeline.journal.mirror import Mirror, file_sizes
 from tokenmill.pipeline.plan.ranks import WHOLE, Share
 from tokenmill.pipeline.plan.tasks import Plan
@@ -110,7 +110,7 @@ class Journal:
         self.share = share
         self.attempt = attempt
         self.attempt_name = "-".join(filter(None, (share.name, attempt)))
-        """The part of a file name that says that only this attempt may touch the file."""
+        """The part of a file name that reserves the file for this attempt."""
         self.spool = self.folder / "spool" / self.attempt_name
         """A folder for files that only this attempt uses, such as the text of streams."""
 
@@ -282,7 +282,7 @@ class Journal:
         """Let one worker at a time encode a document that exceeds a worker's share of memory."""
         self.spool.mkdir(parents=True, exist_ok=True)
         with (self.spool / "large-document.lock").open("wb") as file:
-            try_lock(file, fcntl.LOCK_EX)
+            lock_if_possible(file, fcntl.LOCK_EX)
             yield
 
     def end_stream(self, input: int, numbers: list[int], stamp: int) -> None:
@@ -290,9 +290,9 @@ class Journal:
         self._write(self._stream_path(input).name, _StreamEnd(numbers, stamp))
 
     def reopen_stream(self, input: int) -> None:
-        """Forget that a stream was read to its end, before it is read again.
+        """Remove the record that a stream was read to its end, before it is read again.
 
-        A damaged stream has text that is taken back at its end, and that must not count as finished after a kill.
+        The last tasks of a damaged stream are withdrawn at its end; after a kill, they must not count as finished.
         """
         if self.mirror is not None:
             self.mirror.delete([f"{self.folder.name}/{self._stream_path(input).name}"])

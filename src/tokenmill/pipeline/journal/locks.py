@@ -1,4 +1,4 @@
-"""Locks on a store directory: one run may write to it, or the ranks of one run, each once.
+"""Locks on a store directory: one run may write to it, or one process for each rank of a run.
 
 These are kernel locks (flock), which end with the process that holds them, even if it is killed. A disk shared by
 several machines may not support them. Published files are still whole then, because every file is renamed into place
@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, BinaryIO
 
 import msgspec
 
 from tokenmill.arguments import is_remote
 from tokenmill.errors import StoreError
+from tokenmill.file_lock import is_same_file, try_lock
 from tokenmill.files import write_durably
 from tokenmill.pipeline.journal.mirror import JOURNAL, Mirror
 from tokenmill.pipeline.plan.ranks import WHOLE, Share
@@ -42,10 +43,10 @@ __all__ = [
     "find_holders",
     "is_lock",
     "join_workers",
+    "lock_if_possible",
     "locked",
     "sweep_locks",
     "taking_turns",
-    "try_lock",
     "wait_for_claim",
 ]
 
@@ -111,13 +112,13 @@ def locked(store: Path, share: Share = WHOLE) -> Iterator[bool]:
 
 
 def _take_lock(path: Path, share: Share) -> tuple[BinaryIO, bool]:
-    """Take a lock with a few retries: `tokenmill status` and other runs hold it briefly when they test it."""
+    """Take a lock with a few retries: `tokenmill status` and other runs hold it for a moment when they test it."""
     num_tries = 0
     while True:
         file = path.open("a+b", buffering=0)
-        taken = try_lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        taken = lock_if_possible(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The file is another one if the run that held the lock has just ended and removed it.
-        if taken is not False and _is_same_file(file, path):
+        if taken is not False and is_same_file(file, path):
             return file, taken is True
         with file:
             if taken is False:
@@ -130,7 +131,7 @@ def _take_lock(path: Path, share: Share) -> tuple[BinaryIO, bool]:
 def join_workers(store: Path, share: Share = WHOLE) -> BinaryIO:
     """Take the shared lock of workers; closing the file, or the end of the process, releases it."""
     file = (store / _lock_name(share, "workers.")).open("a+b", buffering=0)
-    try_lock(file, fcntl.LOCK_SH)
+    lock_if_possible(file, fcntl.LOCK_SH)
     return file
 
 
@@ -144,8 +145,8 @@ def taking_turns(store: Path) -> Iterator[None]:
     path = store / TURN
     while True:
         with path.open("a+b", buffering=0) as file:
-            try_lock(file, fcntl.LOCK_EX)
-            if not _is_same_file(file, path):
+            lock_if_possible(file, fcntl.LOCK_EX)
+            if not is_same_file(file, path):
                 continue
             try:
                 yield
@@ -185,7 +186,7 @@ def find_holders(store: Path, wanted: Callable[[Share], bool] = lambda _: True, 
             continue
         with suppress(OSError), path.open(open_mode, buffering=0) as file:
             # The lock is released at once, and it is granted only if no process holds it.
-            if try_lock(file, mode | fcntl.LOCK_NB) is False:
+            if lock_if_possible(file, mode | fcntl.LOCK_NB) is False:
                 holders.append(_read_holder(file, share))
     return holders
 
@@ -198,10 +199,10 @@ def is_lock(name: str) -> bool:
 def sweep_locks(store: Path) -> None:
     """Remove the lock files that no process holds, left by killed processes."""
     for path in store.glob(".*lock"):
-        # This fails for a lock that any process holds, also this one; the holder of the turn lock removes its own file.
+        # This fails for a lock that any process holds, also this one; its holder removes the file of the turn lock.
         if is_lock(path.name):
             with suppress(OSError), path.open("r+b", buffering=0) as file:
-                if try_lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                if lock_if_possible(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
                     path.unlink(missing_ok=True)
 
 
@@ -215,24 +216,17 @@ def _read_holder(lock: IO[bytes], share: Share) -> Holder:
     return Holder(share, int(pid) if pid.isdecimal() else 0, host)
 
 
-def try_lock(file: IO[Any], mode: int) -> bool | None:
-    """Return whether the lock was taken; None if the file system has no locks."""
+def lock_if_possible(file: IO[bytes], mode: int) -> bool | None:
+    """Lock a file, without waiting if `mode` says so: whether it is locked, or None if the file system has no locks."""
     try:
+        if mode & fcntl.LOCK_NB:
+            return try_lock(file, mode)
         fcntl.flock(file, mode)
     except OSError as error:
         if error.errno in NO_LOCKS:
             return None
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
         raise
     return True
-
-
-def _is_same_file(file: BinaryIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def claim(place: str, digest: str) -> None:

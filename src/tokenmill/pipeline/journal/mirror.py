@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from tokenmill.errors import StoreError, UsageError
+from tokenmill.file_lock import try_lock
 from tokenmill.remote.bucket import ObjectInfo, split_url
 from tokenmill.remote.client import mark_reachable
 from tokenmill.remote.remote_errors import AlreadyThere, NoSuchObject
@@ -96,11 +97,11 @@ class Mirror:
     def pull(self, store: Path, *, is_outline: bool = False) -> None:
         """Copy the journal from the bucket, or only the manifest if the store is finished.
 
-        An outline has empty files for the entries of tasks: their names are enough to say which tasks are done.
+        In an outline, the entries of tasks are empty files: their names are enough to know which tasks are done.
         """
         for _ in range(TRIES):
             names = self.names()
-            # Another run may just have finished the store and be removing the journal.
+            # Another run may have finished the store a moment ago and be removing the journal.
             with suppress(NoSuchObject):
                 self._pull(store, names, is_outline)
                 return
@@ -372,5 +373,5 @@ def scratch_directory(folder: str | None) -> Iterator[Path]:
 def _sweep(place: Path) -> None:
     for path in place.glob(f"{SCRATCH}*/{ALIVE}"):
         with suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path.parent, ignore_errors=True)
+            if try_lock(file):
+                shutil.rmtree(path.parent, ignore_errors=True)

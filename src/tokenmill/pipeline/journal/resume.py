@@ -7,6 +7,7 @@ flags is refused with the difference named, because a mix of the two would be a 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from tokenmill.pipeline.journal.journal import Journal, SavedPlan, TaskRecord
 from tokenmill.pipeline.journal.mirror import file_sizes
 from tokenmill.pipeline.plan.prepare import Prepared
 from tokenmill.pipeline.plan.ranks import Share, membership
-from tokenmill.pipeline.plan.tasks import Plan, Stream, Task, make_plan
+from tokenmill.pipeline.plan.tasks import Plan, Stream, Task
 from tokenmill.pipeline.settings import KEEP_DAMAGED, ON_ERROR
 from tokenmill.store.manifest import MANIFEST, Manifest, read_manifest
 
@@ -62,12 +63,17 @@ class RunState:
 
 
 def begin_or_resume(
-    journal: Journal, prepared: Prepared, plan: Plan | None = None, *, may_discard: bool = False
+    journal: Journal,
+    prepared: Prepared,
+    plan_for: Callable[[list[InputFile]], Plan],
+    *,
+    order: dict[str, int] | None = None,
+    may_discard: bool = False,
 ) -> RunState | Manifest:
     """Prepare a directory and return what is left to do there, or the manifest if the store is finished.
 
-    A new run has the tasks of `plan`, if it is given; a resumed run has its order. `may_discard` lets it remove the
-    journal of a different request that finished no task.
+    `plan_for` makes the plan of a new run; a resumed run has the plan of its journal, with `order` as the order of its
+    tasks. `may_discard` lets it remove the journal of a different request that finished no task.
     """
     store, mirror, share = journal.store, journal.mirror, journal.share
     if prepared.request.overwrite or (may_discard and journal.exists() and _is_discarded(journal, prepared)):
@@ -86,7 +92,7 @@ def begin_or_resume(
                 f"{store} holds the rest of a store that was being overwritten; remove it (rm -r {store}), then start "
                 "all ranks again"
             )
-        new = plan or make_plan(prepared.files, prepared.settings)
+        new = plan_for(prepared.files)
         # The order of tasks does not affect the store, so it is not saved. Another rank may save its plan first.
         saved = SavedPlan(prepared.settings.flags(), msgspec.structs.replace(new, order={}))
         begun = new if journal.begin(saved) else None
@@ -95,7 +101,7 @@ def begin_or_resume(
     if manifest is not None:
         journal.sweep_finished()
         return manifest
-    state = RunState(begun, share.of(begun)) if begun is not None else _resume(journal, prepared, plan)
+    state = RunState(begun, share.of(begun)) if begun is not None else _resume(journal, prepared, plan_for, order or {})
     prepared.tokenizer.save(store / "tokenizer")
     if mirror is not None:
         mirror.push_tokenizer(store)
@@ -149,7 +155,9 @@ def _identify(files: list[InputFile]) -> list[tuple[str, int, str]]:
     return [(file.name, file.bytes, file.fingerprint) for file in files]
 
 
-def _resume(journal: Journal, prepared: Prepared, own: Plan | None) -> RunState:
+def _resume(
+    journal: Journal, prepared: Prepared, plan_for: Callable[[list[InputFile]], Plan], order: dict[str, int]
+) -> RunState:
     """Keep the finished tasks, except those of inputs that were modified since and may have other content."""
     saved = journal.saved_plan()
     plan, before = saved.plan, saved.plan.inputs
@@ -160,11 +168,11 @@ def _resume(journal: Journal, prepared: Prepared, own: Plan | None) -> RunState:
     files = [_reconcile(old, new, journal.share) for old, new in zip(before, prepared.files, strict=True)]
     is_modified = any(old.stamp != new.stamp for old, new in zip(before, files, strict=True))
     if is_modified:
-        plan = msgspec.structs.replace(own or make_plan(files, prepared.settings), order={})
+        plan = msgspec.structs.replace(plan_for(files), order={})
     if is_modified or settings != saved.settings:
         journal.amend(SavedPlan(prepared.settings.flags(), plan))
     # Keep the saved tasks: another version of tokenmill might cut the inputs in other places.
-    plan = msgspec.structs.replace(plan, inputs=files, order=own.order if own is not None else {})
+    plan = msgspec.structs.replace(plan, inputs=files, order=order)
     part = journal.share.of(plan)
     notes = []
     done = {}

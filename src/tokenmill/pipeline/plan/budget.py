@@ -22,7 +22,7 @@ FREE_SHARE = 0.6
 CACHE_MARGIN = 0.66
 """A worker recycles its engine when it has grown to this part of its share; the rest is for long documents."""
 LEAST_IN_FLIGHT = 8
-"""A cluster that grows with demand must see some demand."""
+"""Calls to submit even without room, because a cluster that grows with demand must see some demand."""
 ASK_SECONDS = 2.0
 PATIENCE_SECONDS = 30.0
 GIVE_UP_SECONDS = 600.0
@@ -99,7 +99,7 @@ def make_cluster_budget(request: Request, tokenizer_bytes: int, cluster: Executo
 
 @dataclass
 class Room:
-    """The room of a cluster: it gets some more calls than fit, so that no machine waits for one."""
+    """The room of a cluster: it gets a few more calls than fit, so that no machine is idle."""
 
     cluster: Executor
     call_memory: int
@@ -115,14 +115,14 @@ class Room:
         return self.most if self.most is not None else max(LEAST_IN_FLIGHT, 2 * self._capacity())
 
     def _capacity(self) -> int:
-        """How many calls fit; asked now and then, because machines come and go."""
+        """How many calls fit; asked again at intervals, because machines come and go."""
         if time.monotonic() - self.asked > ASK_SECONDS:
             self.num_calls = self.cluster.capacity(self.call_memory).num_calls
             self.asked = time.monotonic()
         return self.num_calls
 
     def check(self, submitted: Sized, *, is_busy: bool) -> None:
-        """Tell the user when a cluster has no room for a single call, and give up when that does not change."""
+        """Tell the user if a cluster has no room for a single call, and raise an error if that does not change."""
         if not submitted or is_busy:
             self.waiting_since = None
             return

@@ -68,7 +68,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     attempt: str = ""
     """A unique word for the names of temporary files."""
     shares_disk: bool = True
-    """Whether its processes see the files of the machine that started the run."""
+    """Whether its processes share a disk with the machine that started the run."""
     versions: dict[str, str] = {}
     """The packages that a process must have in the same version."""
     is_followed: bool = False

@@ -1,8 +1,8 @@
 """The share of a rank: the part of a run that one of several processes does.
 
-Every rank makes the same plan from the same inputs and divides it in the same way, so no coordinator is needed.
-A share depends on the plan and the number of ranks, never on progress: a rank that is started again finds its own
-work, however far the others are.
+Every rank makes the same plan from the same inputs and divides it in the same way, so no coordinator is needed. A share
+depends on the plan and the number of ranks, never on progress: a rank that is started again finds its own work,
+regardless of the progress of the others.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _find_slurm_share(world_size: int | None, environment: Mapping[str, str]) ->
         number, count = _find_array_position(environment)
     share = Share(number * num_processes + process, world_size or count * num_processes)
     if share.rank >= share.world_size:
-        # An array that starts at 1 ends up here.
+        # This happens if the array starts at 1.
         found, advice = f"SLURM_PROCID is {process}", f"start at most {share.world_size} tasks"
         if "SLURM_ARRAY_TASK_ID" in environment:
             found = f"SLURM_ARRAY_TASK_ID is {number}" + (f", {found}" if is_step else "")

@@ -54,7 +54,7 @@ class Stream(msgspec.Struct, frozen=True):
     input: int
     stop: int | None = None
     damage: Damage | None = None
-    """What is known of a damaged stream that is read for the second time, up to the damaged frame."""
+    """The damage, if the stream is read for the second time, up to the damaged frame."""
 
     @property
     def span(self) -> Span:
@@ -90,7 +90,7 @@ class Plan(msgspec.Struct, frozen=True):
         return -size, work.input, number
 
     def weigh(self, work: Task | Stream) -> int:
-        """Return about how many bytes of text a task or a stream has, which decide its time."""
+        """Estimate the bytes of text of a task or a stream, which decide how long it takes."""
         if isinstance(work, Stream):
             return self.inputs[work.input].text_bytes
         files = [self.inputs[span.input] for span in work.spans]

@@ -20,6 +20,7 @@ from tokenmill.pipeline.input_file import InputFile
 from tokenmill.pipeline.journal.journal import Journal, StoredReject, TaskRecord
 from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.plan.tasks import Task
+from tokenmill.readers import READERS
 from tokenmill.remote.paths import InputPath, input_path
 from tokenmill.store.shard import ShardWriter, publish_shard
 from tokenmill.supervision.masks import Weights
@@ -36,7 +37,7 @@ class TaskOutput:
     journal: Journal
     task: Task
     dtype: str
-    run: str
+    mark: str
     """The suffix of the names of its temporary files."""
     num_parsed: int = 0
 
@@ -93,13 +94,13 @@ class TaskOutput:
                 )
 
     def reject(self, input: int, reject: Reject) -> None:
-        """Record a reject, or raise it as an error with --on-error fail."""
+        """Record a reject; with --on-error fail, raise it as an error."""
         file = self.job.inputs[input]
         if self.job.on_error == "fail":
             raise DataError(file.shown, reject.detail, _describe_place(file, self.task, reject))
         self._rejects[reject.reason] += reject.num_documents
         if self._reject_file is None:
-            path = Path(f"{self.journal.rejects_path(self.task.name)}.{self.run}.tmp")
+            path = Path(f"{self.journal.rejects_path(self.task.name)}.{self.mark}.tmp")
             self._reject_file = path.open("wb")
         line = reject.line + self.task.first_line if reject.line >= 0 else -1
         stored = StoredReject(input=input, **(msgspec.structs.asdict(reject) | {"line": line}))
@@ -153,32 +154,33 @@ class TaskOutput:
                 f"{split}/shard-{self.task.name}",
                 dtype=self.dtype,
                 keep_keys=settings.reading.keep_keys,
-                run=self.run,
+                run=self.mark,
                 beside=beside,
                 has_pairs=holds == "pairs",
             )
         return self._writers[split]
 
 
-def publish_task(journal: Journal, record: TaskRecord, run: str) -> None:
+def publish_task(journal: Journal, record: TaskRecord, mark: str) -> None:
     """Rename the files of a finished task into place and write its journal entry.
 
-    `run` is the suffix of their temporary names. A process may publish files that another process made.
+    `mark` is the suffix of their temporary names. A process may publish files that another process made.
     """
     if record.rejects:
         path = str(journal.rejects_path(record.name))
-        os.replace(f"{path}.{run}.tmp", path)  # noqa: PTH105
+        os.replace(f"{path}.{mark}.tmp", path)  # noqa: PTH105
         # The entry is in the same directory; without this, it might survive a power failure alone.
         sync_directory(journal.folder)
     for split, shard in record.shards.items():
-        publish_shard(journal.store, shard, run)
+        publish_shard(journal.store, shard, mark)
         sync_directory(journal.store / split)
     journal.commit(record)
 
 
 def _describe_place(file: InputFile, task: Task, reject: Reject) -> str | None:
     """Describe the position of a reject in its input, counted from 1; in bytes if documents are not lines."""
-    if file.format == "parquet":
+    unit = READERS[file.format].unit
+    if unit == "row":
         return f"row {reject.position + 1}" if reject.line >= 0 else None
     if reject.line < 0:
         return f"byte {reject.position}"
@@ -186,7 +188,7 @@ def _describe_place(file: InputFile, task: Task, reject: Reject) -> str | None:
     number = task.first_line + reject.line
     if task.spool is None and len(task.spans) == 1 and span.start > 0:
         number = _count_line_ends(input_path(file.path), reject.position)
-    return f"{'element' if file.format == 'json' else 'line'} {number + 1}"
+    return f"{unit} {number + 1}"
 
 
 def _count_line_ends(path: InputPath, stop: int) -> int:

@@ -3,10 +3,10 @@
 It compares a sample of the user's own documents and a built-in set of awkward strings. The run prints the result and
 stores it in the manifest.
 
-The sample is spread over all inputs: up to 32 spans are read round-robin, and another span replaces each exhausted
-one, so that both one huge file and ten thousand tiny ones yield a sample. The reference is slow and takes up to 300
-bytes of memory per byte of text, so short documents are preferred. Some megabytes of long documents are compared
-whole, piece by piece; of the others, only parts from the whole length of the document.
+The sample is spread over all inputs: up to 32 spans are read round-robin, and another span replaces each exhausted one,
+so that both one huge file and ten thousand tiny ones yield a sample. The reference is slow and takes up to 300 bytes of
+memory per byte of text, so short documents are preferred. Some megabytes of long documents are compared whole, piece by
+piece; of the others, parts that are spread over the whole document are compared.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def take_sample(
 
 @dataclass
 class _LongDocuments:
-    """Long documents, kept whole as far as memory allows; only parts of the others."""
+    """Long documents: whole as long as memory allows, only parts of the others."""
 
     split: Split
     num_held: int = 0

@@ -21,7 +21,7 @@ __all__ = ["Preview", "TrainedPreview", "check_trained", "preview_document", "pr
 
 PREVIEW_HEAD, PREVIEW_TAIL = 9, 3
 PREVIEW_COLUMNS = 55
-"""The room for ids on a line of 80 columns."""
+"""The columns for ids on a line of 80 columns."""
 
 
 class Preview(msgspec.Struct, frozen=True):

@@ -78,11 +78,11 @@ class TaskRunner:
         self._renderer = job.settings.renderer(tokenizer) if tokenizer is not None else None
         self._aligner = Aligner(tokenizer, job.settings.policy.special_tokens) if tokenizer is not None else None
 
-    def run(self, task: Task, run: str, report: Callable[[Stages], None] = lambda _: None) -> TaskOutput:
-        """Tokenize one task to durable files with temporary names; `run` makes these names unique.
+    def run(self, task: Task, mark: str, report: Callable[[Stages], None] = lambda _: None) -> TaskOutput:
+        """Tokenize one task to durable files with temporary names; `mark` makes these names unique.
 
-        `report` is called after every batch. A damaged frame is found after some of its text was written; the task is
-        then done again without that frame.
+        `report` is called after every batch. If a damaged frame is found after some of its text was written, the task
+        is repeated without that frame.
         """
         counted = Stages()
 
@@ -91,15 +91,15 @@ class TaskRunner:
             report(stages)
 
         try:
-            return self._run(task, run, count)
+            return self._run(task, mark, count)
         except UnconfirmedText:
             if self.job.stops_at_damage:
                 raise
         report(Stages().since(counted))
-        return self._run(self._leave_out_damage(task), run, report)
+        return self._run(self._leave_out_damage(task), mark, report)
 
     def _leave_out_damage(self, task: Task) -> Task:
-        """Find all damaged frames in the inputs of a task, and end their spans in front of them."""
+        """Find all damaged frames in the inputs of a task, and end each span in front of the damage."""
         spans = []
         for span in task.spans:
             file = self.job.inputs[span.input]
@@ -107,8 +107,10 @@ class TaskRunner:
             spans.append(msgspec.structs.replace(span, damage=damage))
         return msgspec.structs.replace(task, spans=spans)
 
-    def _run(self, task: Task, run: str, report: Callable[[Stages], None]) -> TaskOutput:
-        output = TaskOutput(self.job, self.journal, task, self._dtype, f"{self.journal.attempt_name}.{run}".lstrip("."))
+    def _run(self, task: Task, mark: str, report: Callable[[Stages], None]) -> TaskOutput:
+        output = TaskOutput(
+            self.job, self.journal, task, self._dtype, f"{self.journal.attempt_name}.{mark}".lstrip(".")
+        )
         rerouted = self.engine.num_rerouted
         inputs = [self.job.inputs[span.input] for span in task.spans]
         try:

@@ -64,7 +64,7 @@ def cut_tasks(job: Job, stream: Stream, slot: Callable[[int], Path | None]) -> I
         for cut in cut_stream(text, delimiter=text.reader.delimiter, task_bytes=job.settings.task_bytes, sink=sink):
             size, consumed = text.consumed - consumed, text.consumed
             if cut.damage is not None and cut.number not in slots and (empty := sink(cut.number)) is not None:
-                # Damage right at a cut, or at the very start, has no text, but a task must report it.
+                # Damage directly at a cut, or at the start, has no text before it, but a task must report it.
                 empty.truncate(0)
                 empty.close()
             task, path = None, slots.pop(cut.number, None)
@@ -134,7 +134,7 @@ def release_file(path: Path) -> None:
 
 
 def reclaim_files(folder: Path, stream: str, in_use: Collection[str | None]) -> None:
-    """Free the files that a dead reader of a stream had taken and not handed on."""
+    """Free the files that a dead reader of a stream had taken and not yet passed on."""
     for path in folder.glob(f"{stream}-*"):
         if str(path) not in in_use:
             release_file(path)

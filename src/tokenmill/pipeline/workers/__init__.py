@@ -1,1 +1,1 @@
-"""Which process runs which task, and what the user sees of it."""
+"""The processes of a run: which one runs which task, and what the user sees."""

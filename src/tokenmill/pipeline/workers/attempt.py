@@ -1,4 +1,4 @@
-"""One attempt at the tasks of a run: with the chosen engine, or with its reference if the parity gate fails."""
+"""One attempt at the tasks of a run, with the chosen engine, or with its reference if the parity gate fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tokenmill.display import Display
 from tokenmill.engines import Tokenizer
 from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.executors.base import Executor
-from tokenmill.executors.local import LocalExecutor
 from tokenmill.machine import physical_cpus
 from tokenmill.pipeline.journal.attempts import Observer
 from tokenmill.pipeline.journal.finish import describe_gate
@@ -32,7 +31,7 @@ __all__ = ["Attempt", "make_job"]
 
 @dataclass(frozen=True)
 class Attempt:
-    """Runs what is left of a run's tasks; with the engine's reference when the parity gate finds a difference."""
+    """Runs the remaining tasks of a run, with the engine's reference if the parity gate finds a difference."""
 
     prepared: Prepared
     journal: Journal
@@ -67,8 +66,7 @@ class Attempt:
         settings, journal = self.prepared.settings, self.journal
         job = make_job(self.prepared, journal, engine, self.budget.worker_bytes, self.executor.shares_disk)
         job = msgspec.structs.replace(job, is_followed=bool(self.state.part.order))
-        if isinstance(self.executor, LocalExecutor):
-            self.executor.pin(_pins(self.prepared.request))
+        self.executor.pin(_pins(self.prepared.request))
         key = EngineKey(engine, settings.policy.special_tokens, settings.tokenizer_sha256)
         warm_engine(self.executor, journal.store / "tokenizer", key)
 

@@ -1,4 +1,4 @@
-"""The engine that a process keeps from task to task, within its share of memory."""
+"""The engine of a process, which it keeps from task to task and recycles to stay within its share of memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def warm_engine(executor: Executor, source: Path | None, key: EngineKey) -> None
 
 def warm(payload: bytes) -> None:
     """Load the engine in the fork server; workers forked from it share the memory."""
-    # A worker will meet the same error and report it.
+    # The first worker gets the same error and reports it.
     with suppress(Exception):
         key, path = msgspec.json.decode(payload, type=tuple[EngineKey, str])
         _kept[key] = key.load(path)
@@ -75,7 +75,7 @@ class EngineCache:
         settings = self._job.settings
         key = EngineKey(self._job.engine, settings.policy.special_tokens, settings.tokenizer_sha256)
         engine = key.load(f"{self._job.store}/tokenizer")
-        # Whatever the budget, a cache needs some room, or the engine would be recycled all the time.
+        # Leave the cache some room even with a small budget, or the engine would be recycled all the time.
         self._memory_limit = max(self._job.worker_bytes, self.memory_bytes + SMALLEST_CACHE)
         return engine
 

@@ -73,7 +73,7 @@ class RunStream(msgspec.Struct, tag=True, frozen=True):
 
 
 class Report(msgspec.Struct, tag=True):
-    """How far a call has come since it was started."""
+    """The progress of a call since it was started."""
 
     task: str = ""
     num_tasks: int = 0
@@ -95,8 +95,8 @@ class Finished(msgspec.Struct, tag=True, frozen=True):
     report: Report
     records: list[TaskRecord]
     """The tasks that it tokenized."""
-    run: str | None = None
-    """The suffix of the names of their temporary files, if they are not published yet."""
+    mark: str | None = None
+    """The mark of their temporary files, if they are not published yet."""
     numbers: list[int] = []
     """The numbers of all tasks of its stream; those that lie inside one huge document are left out."""
     damage: Damage | None = None

@@ -1,4 +1,4 @@
-"""Which call runs next, and what to do when something happens to one: every core stays busy until the plan is done.
+"""Which call runs next, and what to do when something happens to one: all cores stay busy until the plan is done.
 
 Each task is a call, the largest first; so is the parity gate, and so is reading a stream, a large input that can only
 be read front to back. The executor decides where calls run and retries those that are lost. Two things depend on it:
@@ -116,7 +116,7 @@ class Scheduler:
         self._num_readers = 0
         self._is_gate_open = False
         self._unpublished: list[tuple[TaskRecord, str]] = []
-        self._at: dict[str, Item] = {}
+        self._latest: dict[str, Item] = {}
         """The call that each process started last."""
         self._entered: list[str] = []
 
@@ -174,7 +174,7 @@ class Scheduler:
         return parts
 
     def _fill(self) -> None:
-        """Give the executor as many calls as it should have, and start to read streams while processes would idle."""
+        """Submit as many calls as the executor should have, and start reading streams if processes would be idle."""
         if not self._is_gate_open and not self._starts_early:
             return
         limit = self.budget.num_workers if self._room is None else self._room.limit()
@@ -251,7 +251,7 @@ class Scheduler:
             self.say(f"{item.description} {event.lost}; trying it again")
         item.worker = event.place.name or str(event.place)
         if isinstance(item.order, (RunTask, RunStream)):
-            self._at[item.worker] = item
+            self._latest[item.worker] = item
             self.counts.start_task(item.worker, event.place.pid, item.name, item.input)
 
     def _take_back(self, item: Item) -> None:
@@ -290,7 +290,7 @@ class Scheduler:
         counts.done_bytes += credit
         item.report = report
         known = counts.workers.get(item.worker or "")
-        if known is not None and self._at.get(item.worker or "") is item:
+        if known is not None and self._latest.get(item.worker or "") is item:
             known.num_bytes += work.num_bytes
             known.task = report.task or known.task
             known.memory_bytes = 0 if self._shares_disk else report.memory_bytes
@@ -310,24 +310,24 @@ class Scheduler:
         if isinstance(message, Failed):
             error = message.to_error()
             if isinstance(error, DataError):
-                # Name the file as a user of this machine finds it.
+                # Name the file by its path on this machine.
                 error = type(error)(error.path.removeprefix(f"{Path.cwd()}/"), error.reason, error.place)
             raise error
         del self._items[item.name]
         if isinstance(message, GateResult):
             self.gate_passed(message)
             self._is_gate_open = True
-            for record, run in self._unpublished:
-                self._publish(record, run)
+            for record, mark in self._unpublished:
+                self._publish(record, mark)
             self._unpublished = []
             return
         self._count(item, message.report)
         self.counts.done_bytes += item.disk_bytes - item.credit
-        if item.worker is not None and self._at.get(item.worker) is item:
-            # Otherwise the process has started its next call already.
+        if item.worker is not None and self._latest.get(item.worker) is item:
+            # Otherwise the process has already started its next call.
             self.counts.end_task(item.worker)
-        if message.run is not None:
-            self._publish(message.records[0], message.run)
+        if message.mark is not None:
+            self._publish(message.records[0], message.mark)
         elif not self._shares_disk:
             for record in message.records:
                 self.journal.receive(record)
@@ -350,16 +350,16 @@ class Scheduler:
         orders = [item.order for item in (*self._items.values(), *(item for *_, item in self._pending))]
         return any(isinstance(order, RunStream) and order.stream.input == input for order in orders)
 
-    def _publish(self, record: TaskRecord, run: str) -> None:
+    def _publish(self, record: TaskRecord, mark: str) -> None:
         """Publish a task that was started beside the gate, now or when the gate has passed."""
         if not self._is_gate_open:
-            self._unpublished.append((record, run))
+            self._unpublished.append((record, mark))
             return
-        publish_task(self.journal, record, run)
+        publish_task(self.journal, record, mark)
         self.counts.num_tasks_done += 1
 
     def _on_loss(self, item: Item, event: Lost) -> None:
-        """Resume a stream that made progress between two losses; raise otherwise, as the call may kill its process."""
+        """Resume a stream that made progress between two losses; otherwise raise, as the call may kill its process."""
         self._take_back(item)
         if isinstance(item.order, RunStream) and item.num_tasks:
             item.num_tasks = 0

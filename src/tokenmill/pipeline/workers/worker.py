@@ -1,7 +1,7 @@
 """Carry out one call in a worker process: run the parity gate, tokenize a task, or read a stream.
 
-An order is a few hundred bytes. The job, which is the same for all orders of a run, reaches a process once, and the
-process keeps its engine as long as the job is the same. Every error becomes an answer, so that a run ends with a
+An order is a few hundred bytes. The job, which is the same for all orders of a run, is sent to a process once, and the
+process keeps its engine as long as the job stays the same. Every error becomes an answer, so that a run ends with a
 sentence and never with a hang.
 
 On a cluster, processes share at most a directory or a bucket with the run. Each publishes its own tasks there, and
@@ -12,7 +12,6 @@ to be passed from one machine to another.
 from __future__ import annotations
 
 import cProfile
-import fcntl
 import gc
 import os
 import pstats
@@ -24,7 +23,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -32,6 +31,7 @@ import xxhash
 
 from tokenmill.errors import DataError, TokenmillError
 from tokenmill.executors.base import Post
+from tokenmill.file_lock import try_lock
 from tokenmill.pipeline.counts import Stages
 from tokenmill.pipeline.input_file import Damage, UnconfirmedText, check_unchanged, find_damage
 from tokenmill.pipeline.journal.finish import package_version
@@ -95,7 +95,7 @@ def run_call(post: Post, context: bytes, payload: bytes) -> bytes:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         raise
     except RemoteError as error:
-        # This machine may lack a permission or a route that another one has.
+        # Name the machine: it may lack a permission or a route that others have.
         return encode(Failed.from_error(RemoteError(f"{error} (on {socket.gethostname()})"), place))
     except Exception as error:
         if not isinstance(error, OSError) and type(error).__module__ == "builtins":
@@ -153,7 +153,7 @@ class _Worker:
         self._engines.num_recycled = 0
         with ExitStack() as held:
             if not self._shares_disk:
-                # A process that outlives the run holds the store during a call; others hold it all the time.
+                # A process that may outlive the run holds the store during a call only; others hold it all the time.
                 check_claim(self.place, self._digest)
                 held.enter_context(join_workers(Path(self._job.store)))
             thresholds = gc.get_threshold()
@@ -168,7 +168,7 @@ class _Worker:
                     return self._run_stream(order)
                 output = self._tokenize(order.task)
                 record = self._publish(output) if order.publish else output.record
-                return Finished(self._report(), [record], None if order.publish else output.run)
+                return Finished(self._report(), [record], None if order.publish else output.mark)
             finally:
                 gc.set_threshold(*thresholds)
 
@@ -191,7 +191,7 @@ class _Worker:
         return Finished(self._report(), [], numbers=numbers, damage=damage)
 
     def _find_damage(self, stream: Stream, error: UnconfirmedText) -> Damage | None:
-        """Find out what a damaged frame costs, or raise the error if damage ends the run."""
+        """Determine what a damaged frame costs, or raise the error if damage ends the run."""
         file = self._job.inputs[stream.input]
         check_unchanged([file])
         if self._job.stops_at_damage:
@@ -257,7 +257,7 @@ class _Worker:
         try:
             if not self._shares_disk:
                 check_claim(self.place, self._digest)
-            publish_task(self._journal, output.record, output.run)
+            publish_task(self._journal, output.record, output.mark)
         except BaseException:
             output.discard()
             raise
@@ -292,7 +292,7 @@ def _find_worker(context: bytes) -> _Worker:
     if worker is None or worker.context != context:
         if worker is not None:
             worker.close()
-        # The old engine goes before a new one is loaded.
+        # Free the old engine before a new one is loaded.
         worker = _here.worker = None
         worker = _here.worker = _Worker(context)
     return worker
@@ -349,9 +349,8 @@ class _Profile:
 def _claim_profile(path: Path) -> _Profile | None:
     """Start a profile, unless another worker has the lock on its file."""
     file = path.open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        return None
-    return _Profile(path, file)
+    with suppress(OSError):
+        if try_lock(file):
+            return _Profile(path, file)
+    file.close()
+    return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import platform
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import psutil
 
 from tokenmill import __version__
 from tokenmill.formatting import format_bytes, format_count, plural
-from tokenmill.machine import processor_name, usable_cores
+from tokenmill.machine import describe_machine
 from tokenmill.tools.bench.contenders import Contender, Effort, Finisher, race
 from tokenmill.tools.bench.measurement import Measurement, judge
 
@@ -29,7 +27,7 @@ WIDTH = 80
 PACKAGES = ("gigatoken", "tokenizers", "sentencepiece", "tiktoken", "numpy")
 FRAMEWORKS = ("numpy", "torch", "jax", "grain", "tensorflow", "tensorflow_cpu")
 BUSY = 0.5
-"""A machine is called busy if more processes than this want to run, for each core there is."""
+"""A machine is called busy if more processes than this, per core, want to run."""
 
 
 class MachineInfo(msgspec.Struct, frozen=True):
@@ -37,24 +35,17 @@ class MachineInfo(msgspec.Struct, frozen=True):
 
     processor: str
     cores: int
-    """Physical ones that this process may use."""
+    """Physical cores that this process may use."""
     memory_bytes: int
     system: str
     python: str
     load: float
-    """Processes that wanted a core, on average over the last minute."""
+    """The load average of the last minute."""
 
     @classmethod
     def here(cls) -> MachineInfo:
         """Describe this machine."""
-        return cls(
-            processor_name(),
-            usable_cores(),
-            int(psutil.virtual_memory().total),
-            platform.platform(),
-            platform.python_version(),
-            round(os.getloadavg()[0], 2),
-        )
+        return cls(**describe_machine(), load=round(os.getloadavg()[0], 2))
 
     def line(self) -> str:
         """Describe the machine in one line."""

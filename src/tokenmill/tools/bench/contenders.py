@@ -44,7 +44,7 @@ Answer = dict[str, Any]
 
 WATCH_SECONDS = 0.02
 MEMORY_SHARE = 0.7
-"""Of the free memory. A contender that takes more is killed before it exhausts the machine."""
+"""The share of the free memory that a contender may take; it is killed before it exhausts the machine."""
 QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "TF_ENABLE_ONEDNN_OPTS": "0",
@@ -67,7 +67,7 @@ class Contender:
     target: str
     settings: dict[str, Any] = field(default_factory=dict)
     warm_ups: Sequence[dict[str, Any]] = ()
-    """The settings that differ in each run that measures its memory, before it is timed."""
+    """Changed settings for each of the untimed runs that measure memory."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Effort:
     max_bytes: int | None = None
     """Of the data; if None, enough for about a minute."""
     repeat: int = 3
-    tell: Callable[[str], None] = lambda _text: None
+    on_stage: Callable[[str], None] = lambda _text: None
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def race(contenders: Sequence[Contender], effort: Effort, left_out: dict[str, st
         for runner in runners:
             name = runner.contender.name
             if name not in left_out:
-                effort.tell(f"{stage}: {name}")
+                effort.on_stage(f"{stage}: {name}")
                 try:
                     run(runner)
                 except Failure as failure:

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 PROBE_BYTES = 1_000_000
-"""The reference is tried on this much text, to find out how much it encodes in the time there is."""
+"""The reference encodes this much text first, to estimate how much it encodes in the available time."""
 LEAST_BYTES, MOST_BYTES = 500_000, 64_000_000
 TRY_SECONDS, TRY_BYTES, TRY_BATCHES = 0.3, 100_000, 10
 BATCH, BATCH_BYTES = 1000, 1_000_000
@@ -97,7 +97,7 @@ class Workplace:
         self.reference: EngineName = REFERENCES[self.tokenizer.kind]
         self.settings = {"tokenizer": str(folder / "tokenizer"), "documents": str(folder / "documents.jsonl")}
         """The settings that all contenders need."""
-        effort.tell("reading documents")
+        effort.on_stage("reading documents")
         self.corpus = self._write(PROBE_BYTES)
         speed = self.speed(self.reference)
         self.corpus = self._write(effort.max_bytes or int(min(MOST_BYTES, max(LEAST_BYTES, speed * seconds))))

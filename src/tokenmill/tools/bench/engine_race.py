@@ -114,7 +114,7 @@ def _compare(place: Workplace, report: BenchReport, effort: Effort) -> None:
         if engine == place.reference:
             row.facts["parity"] = "reference"
             continue
-        effort.tell(f"comparing ids: {engine}")
+        effort.on_stage(f"comparing ids: {engine}")
         settings = {"engine": engine, **place.settings}
         try:
             found = run_once(Contender(engine, f"{__name__}:compare_engine", settings))

@@ -44,7 +44,7 @@ SECONDS = 0.5
 WARM_UP_BATCHES, WARM_UP_SECONDS = 3, 0.1
 PIECE_TOKENS = 1 << 22
 WORKERS = 2
-"""Of the DataLoader that has worker processes."""
+"""The number of processes of the DataLoader that has any."""
 Pairs = Iterator[tuple[Any, Any]]
 
 
@@ -137,7 +137,7 @@ def bench_loaders(path: str, choice: LoaderChoice, effort: Effort) -> BenchRepor
     sizes = {"num_tokens": num_tokens, "num_bytes": num_tokens * item_bytes}
     report = BenchReport("loaders", {"path": path, **sizes, "seq_len": choice.seq_len})
     with TemporaryDirectory(prefix="tokenmill-bench-") as folder:
-        effort.tell("writing the tokens to one flat file")
+        effort.on_stage("writing the tokens to one flat file")
         flat = Path(folder) / "flat.bin"
         with flat.open("wb") as file:
             for start in range(0, num_tokens, PIECE_TOKENS):

@@ -45,7 +45,7 @@ def measure(answers: Sequence[Mapping[str, Any]], *keys: str) -> dict[str, Measu
 
 
 def differ(one: Measurement, other: Measurement) -> bool:
-    """Tell whether the difference between two contenders is real."""
+    """Return whether two contenders differ by more than noise."""
     above, below = (one, other) if one.median >= other.median else (other, one)
     least = max(above.spread, below.spread, LEAST_RATIO)
     return above.low > below.high and above.median > least * below.median

@@ -95,7 +95,7 @@ def bench_strategies(source: BenchInput, effort: Effort) -> BenchReport:
         report.race(_contenders(place, part), effort, lambda finisher: _make_result(finisher, corpus, part))
         given = f"it got {part.num_bytes / 1e6:.1f} and then {corpus.num_bytes / 1e6:.1f} MB of text"
         report.left_out = {name: f"{failure}; {given}" for name, failure in report.left_out.items()}
-        effort.tell("comparing the huge string with its documents")
+        effort.on_stage("comparing the huge string with its documents")
         _check_huge_string(place, report)
     _explain(report, corpus, part)
     return report

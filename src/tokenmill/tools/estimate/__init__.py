@@ -33,9 +33,10 @@ BYTES_PER_DOCUMENT = 24
 """In the index and the table of documents, without kept fields."""
 STARTUP_SECONDS = 2.0
 WHOLE_RUN = 0.72
-"""Of the time that the sample suggests, because places and snippets take longer than whole files. Measured on 3 GB."""
+"""A run takes this share of the time that the sample suggests, because places and snippets take longer than whole
+files. Measured on 3 GB."""
 PAIRED_EFFICIENCY = 0.93
-"""Of a worker that shares memory and disk with other workers."""
+"""The speed of a worker that shares memory and disk with others, relative to one that does not."""
 
 
 def estimate(

@@ -1,4 +1,4 @@
-"""`report`: one page that answers the usual questions about a data set, to keep beside it or to send around."""
+"""`report`: one page that answers the usual questions about a data set, to keep beside it or to share."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ __all__ = ["Verification", "list_files", "local_copy", "verify"]
 FETCHING, CHECKING, COMPARING = "fetching files", "checking files", "comparing documents"
 MOST_THREADS = 4
 MOST_LINE_BYTES = 16 << 20
-"""Of one reject: a reason and a detail, which is short unless a field has an absurd name."""
+"""The most bytes of one reject: a reason and a detail, which is short unless a field has a very long name."""
 
 
 class Verification(msgspec.Struct, kw_only=True):

@@ -93,7 +93,7 @@ def compare_with_inputs(
 
 
 def _count_unconfirmed(files: Iterable[InputFile], reading: ReadOptions) -> int:
-    """Count the documents that can be read from damaged frames, which a run leaves out unless told to keep them."""
+    """Count the documents in damaged frames, which a run leaves out without --on-error keep-damaged."""
     count = 0
     for file in files:
         damage = find_damage(file, reading) if file.compression != "none" else None

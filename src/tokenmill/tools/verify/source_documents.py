@@ -201,7 +201,7 @@ class SourceReader:
         self._input = number
         file = self._files[number]
         spans = [Span(number)]
-        if file.format == "parquet":
+        if reader_for(file.format, self._options).counts_rows:
             spans = row_spans(number, file, self._options, self._task_bytes)
         self._batches = chain.from_iterable(read_span(file, span, self._options, self._render) for span in spans)
         self._next()
