@@ -107,12 +107,7 @@ def export(
     if links and not isinstance(opened, TokenStore):
         raise UsageError(f"--links needs a store of tokenmill, which {opened.path} is not")
     chosen = _choose_splits(opened, split, note)
-    for documents in chosen.values():
-        if documents.holds is not None:
-            raise UsageError(
-                f"{documents.name} holds {documents.holds}, and an export would make a trainer learn all of it; load "
-                f"it with tm.load(..., packing={documents.holds!r})"
-            )
+    _refuse_pairs(chosen.values())
     if asked.drop_mask:
         chosen = {name: documents.without_values() for name, documents in chosen.items()}
     rows = choose_rows(to, exporter, asked, chosen, note)
@@ -212,6 +207,16 @@ def _choose_splits(source: TokenSource, name: str | None, note: Note) -> dict[st
     if not chosen:
         raise UsageError(f"{source.path} has no tokens to export")
     return chosen
+
+
+def _refuse_pairs(chosen: Iterable[Documents]) -> None:
+    """Refuse preference pairs: an export has no place for which document of a pair is the rejected one."""
+    for documents in chosen:
+        if documents.holds is not None:
+            raise UsageError(
+                f"{documents.name} holds {documents.holds}, and an export would make a trainer learn all of it; load "
+                f"it with tm.load(..., packing={documents.holds!r})"
+            )
 
 
 def _split_sources(source: TokenSource, chosen: dict[str, Documents], **settings: Any) -> list[SplitSource]:

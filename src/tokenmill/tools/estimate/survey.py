@@ -69,7 +69,7 @@ class Survey:
             self._distance = max(SNIPPET_BYTES, self._mean_distance * self._mean_weight / weight)
             if self._reads_whole or file.bytes == 0:
                 self._count(file, read_span(file, Span(number), self._options, self._render), file.bytes)
-            elif file.format == "parquet" or (file.compression == "none" and file.format in {"jsonl", "text"}):
+            elif file.compression == "none" and reader_for(file.format, self._options).splittable:
                 self._read_places(number, file)
             else:
                 self._read_start(file)
