@@ -10,6 +10,7 @@ size of what is kept from one pass to the next. That holds for a template
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -75,9 +76,9 @@ def _is_mild_filter(node: nodes.Filter) -> bool:
 
 
 def _is_mild_loop(node: nodes.For) -> bool:
-    """Whether each value of a loop is a pass of its body, and its range is no longer than the data."""
+    """Whether the range of a loop is no longer than the data."""
     constants = [one.value for one in node.iter.find_all(nodes.Const) if isinstance(one.value, (int, float))]
-    return node.test is None and not node.recursive and all(abs(one) <= MOST_PASSES for one in constants)
+    return not node.recursive and all(abs(one) <= MOST_PASSES for one in constants)
 
 
 def _calls_but_ranges(tree: nodes.Template) -> list[nodes.Call]:
@@ -131,16 +132,21 @@ def _is_of_numbers(node: nodes.Mod) -> bool:
 class _Assignments:
     """Which values each value is made of, and how often; values are names and macros.
 
-    A namespace is one value, whatever is in it. Names that a macro sets, and its parameters, are its own.
+    A namespace is one value, whatever is in it. Names that a macro sets, and its parameters, are its own. What is set
+    in the body of a loop is forgotten after the pass, so only namespaces and macros that call themselves can grow with
+    every pass; other values grow once for each assignment in the template.
     """
 
     def __init__(self, tree: nodes.Template, macros: dict[str, nodes.Macro]) -> None:
         self._macros = macros
         self._made_of: dict[str, list[Counter[str]]] = {}
+        self._lasting = {node.name for node in tree.find_all(nodes.NSRef)} | {f"{name}()" for name in macros}
         self._local = {
             name: {one.name for one in macro.find_all(nodes.Name) if one.ctx in ("store", "param")}
             for name, macro in macros.items()
         }
+        for name, macro in macros.items():
+            self._lasting |= {self._qualified(parameter.name, name) for parameter in macro.args}
         self._collect(tree, "")
 
     def _collect(self, node: Any, scope: str) -> None:
@@ -213,10 +219,11 @@ class _Assignments:
         growth: dict[str, float] = {}
         for name in sorted(known, key=lambda name: len(reached[name])):
             cycle = {other for other in reached[name] if name in reached[other]}
-            if any(sum(one[other] for other in cycle) > 1 for one in known[name]):
+            own = [sum(one[other] for other in cycle) for member in cycle for one in known[member]]
+            if cycle & self._lasting and max(own) > 1:
                 return float("inf")
             outside = [sum(n * growth.get(k, 1) for k, n in one.items() if k not in cycle) for one in known[name]]
-            growth[name] = max([1.0, *outside])
+            growth[name] = max([1.0, *outside]) * math.prod(max(1, count) for count in own)
         return max(growth.values(), default=1)
 
 

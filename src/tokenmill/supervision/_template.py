@@ -36,8 +36,8 @@ Message = dict[str, Any]
 OBJECTS = (dict, AttributedDict)
 DICT_NAMES = frozenset(dir(AttributedDict()))
 PROMPT = "add_generation_prompt"
-_REACHED, _KEPT, _CONCAT = "tokenmill_reached", "tokenmill_kept", "tokenmill_concat"
-_ENDED, TAG = "tokenmill_ended", "tokenmill_tag"
+_REACHED, _TESTED, _KEPT = "tokenmill_reached", "tokenmill_tested", "tokenmill_kept"
+_CONCAT, _ENDED, TAG = "tokenmill_concat", "tokenmill_ended", "tokenmill_tag"
 """Names of functions and filters that are added to templates."""
 
 
@@ -57,7 +57,8 @@ class CompiledTemplate:
         self.refuses_json: Callable[[Any], None] | None = None
         """What a recorder does if a content becomes JSON."""
         self.environment = environment = _environment(date)
-        environment.filters |= {"tojson": self._to_json, _REACHED: self._mark_message, _KEPT: self._keep}
+        environment.filters |= {"tojson": self._to_json, _REACHED: self._mark_message}
+        environment.filters |= {_TESTED: self._test, _KEPT: self._keep}
         try:
             tree, self.source_tree = environment.parse(source), environment.parse(source)
             self.has_tags = any(call.node.name == TAG for call in _calls_by_name(tree))
@@ -98,6 +99,11 @@ class CompiledTemplate:
         self.environment.budget.spend(STEPS_OF_A_PASS)
         number = self._numbers.get(id(value))
         return "" if number is None else attach("", [Part(0, 0, Event("begin", loop, number))])
+
+    def _test(self, value: Any) -> bool:
+        """Count a value that the condition of a loop is asked about."""
+        self.environment.budget.spend(STEPS_OF_A_PASS)
+        return True
 
     def _keep(self, value: Any) -> Any:
         """Look at the size of a value that a namespace keeps from one pass of a loop to the next."""
@@ -142,7 +148,7 @@ def _environment(date: str | None) -> Any:
             return [opening, *body, closing]
 
     class Environment(LimitedEnvironment):
-        cheap_filters = LimitedEnvironment.cheap_filters | {_REACHED, _KEPT}
+        cheap_filters = LimitedEnvironment.cheap_filters | {_REACHED, _TESTED, _KEPT}
 
         def getattr(self, obj: Any, attribute: str) -> Any:
             # A third of a rendering is looking up fields of messages, because the sandbox first looks for methods of
@@ -206,6 +212,8 @@ def _report_loops(node: Any, numbers: itertools.count[int]) -> None:
                 target = child.target if isinstance(child.target, nodes.Name) else child.target.find(nodes.Name)
                 value = nodes.Name(getattr(target, "name", ""), "load")
                 marked = nodes.Filter(value, _REACHED, [loop], [], None, None)
+                if child.test is not None:
+                    child.test = nodes.And(nodes.Filter(value, _TESTED, [], [], None, None), child.test)
                 child.body.insert(0, nodes.Output([marked]).set_lineno(line))
                 reported.append(_output(_ENDED, loop, line=line))
         setattr(node, field, reported)
