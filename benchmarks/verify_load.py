@@ -64,7 +64,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tokenmill-bench-") as folder:
         store = make_store(Path(folder), arguments.tokens)
         print(
-            f"{'rows':>10}  {'plain':>10}  {'checked':>10}  ratio  spread  (million tokens/s, medians of {arguments.turns})"
+            f"{'rows':>10}  {'plain':>10}  {'checked':>10}  ratio  spread  (million tokens/s, {arguments.turns} turns)"
         )
         for shape in ((2048, 8), (512, 32), (4096, 64)):
             speeds: dict[str, list[float]] = {"": [], "background": []}
