@@ -4,6 +4,8 @@
 
 Each turn is a process of its own that steps batches for some seconds, with or without the check, in random order. Each
 turn has a new cache directory, so files are checked all the time; a machine that has checked a store pays nothing.
+`spread` is the interquartile range of the plain turns as a share of their median: a ratio that is nearer to 1 than a
+third of it says nothing, as on a machine that others use.
 """
 
 from __future__ import annotations
@@ -61,15 +63,21 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tokenmill-bench-") as folder:
         store = make_store(Path(folder), arguments.tokens)
-        print(f"{'rows':>10}  {'plain':>10}  {'checked':>10}  ratio  (million tokens/s, medians of {arguments.turns})")
+        print(
+            f"{'rows':>10}  {'plain':>10}  {'checked':>10}  ratio  spread  (million tokens/s, {arguments.turns} turns)"
+        )
         for shape in ((2048, 8), (512, 32), (4096, 64)):
             speeds: dict[str, list[float]] = {"": [], "background": []}
             for _ in range(arguments.turns):
                 for verify in random.sample(sorted(speeds), 2):
                     speeds[verify].append(measure(store, shape, arguments.seconds, verify))
             plain, checked = (statistics.median(speeds[verify]) for verify in ("", "background"))
+            low, _, high = statistics.quantiles(speeds[""], n=4)
             name = f"{shape[1]} x {shape[0]}"
-            print(f"{name:>10}  {plain / 1e6:>10.1f}  {checked / 1e6:>10.1f}  {checked / plain:.3f}", flush=True)
+            figures = (
+                f"{plain / 1e6:>10.1f}  {checked / 1e6:>10.1f}  {checked / plain:.3f}  {(high - low) / plain:>6.3f}"
+            )
+            print(f"{name:>10}  {figures}", flush=True)
 
 
 if __name__ == "__main__":
