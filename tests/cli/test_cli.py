@@ -434,6 +434,23 @@ def test_stdout_that_was_closed_is_no_traceback(folder: Path, tmp_path: Path) ->
     assert tm.open(tmp_path / "out").num_documents == 2
 
 
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=str)
+def test_standard_streams_that_the_caller_closed_do_not_matter(
+    folder: Path, tmp_path: Path, closed: tuple[int, ...]
+) -> None:
+    out = tmp_path / "out"
+    for arguments in (
+        ["tokenize", "a.jsonl", "-o", out, "--tokenizer", "bytes"],
+        ["estimate", "a.jsonl", "--tokenizer", "bytes"],
+        ["verify", out],
+    ):
+        done = tokenmill(*arguments, cwd=folder, preexec_fn=lambda: [os.close(number) for number in closed])
+        assert done.returncode == 0, done
+        assert "Traceback" not in done.stderr
+        assert "Exception" not in done.stderr
+    assert tm.open(out).num_documents == 2
+
+
 def test_an_unfinished_store_is_told_apart_from_a_finished_one(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(jsonl(["one"]) + b"broken\n")
     flags = ["tokenize", tmp_path / "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes"]

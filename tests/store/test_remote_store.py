@@ -22,6 +22,7 @@ from tests.support.program import Program
 from tests.support.stores import collect, make_documents, make_store
 from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.remote import split_url
+from tokenmill.remote.bucket import Bucket
 from tokenmill.remote.cache import Cache
 from tokenmill.store.remote_store import RemoteStore
 from tokenmill.tools.bench.contenders import Effort
@@ -494,3 +495,25 @@ def test_threads_may_share_a_store(tmp_path: Path, s3: str) -> None:
         thread.join()
     assert not wrong
     assert os.environ["AWS_ENDPOINT_URL"]
+
+
+@pytest.mark.parametrize("num_short", [2, 3])
+def test_a_manifest_that_the_bucket_gave_short_is_asked_for_again(
+    tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch, num_short: int
+) -> None:
+    folder, url = make_remote(tmp_path, s3)
+    asked = []
+    read = Bucket.read
+
+    def give_short(self: Bucket, key: str) -> bytes:
+        asked.append(key)
+        data = read(self, key)
+        return data[: len(data) // 2] if len(asked) <= num_short else data
+
+    monkeypatch.setattr(Bucket, "read", give_short)
+    if num_short < 3:
+        assert tm.open(url).num_tokens == tm.open(folder).num_tokens
+    else:
+        with pytest.raises(StoreError, match=r"manifest\.json is damaged"):
+            tm.open(url)
+    assert len(asked) == 3
