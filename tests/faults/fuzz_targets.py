@@ -14,7 +14,8 @@ import random
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,22 @@ def original(name: str) -> bytes:
     return next(store().rglob(name)).read_bytes()
 
 
+@contextmanager
+def instead(name: str, data: bytes) -> Iterator[None]:
+    """Replace a file of the store by a new one with other bytes, and put its own bytes back afterwards."""
+    whole, path = original(name), next(store().rglob(name))
+    try:
+        _put_new(path, data)
+        yield
+    finally:
+        _put_new(path, whole)
+
+
+def _put_new(path: Path, data: bytes) -> None:
+    path.unlink()
+    path.write_bytes(data)
+
+
 def read_everything(path: Path) -> list[list[int]]:
     """All documents of a store, and one epoch of each packing."""
     opened = tm.open(path)
@@ -318,16 +335,14 @@ def index(data: bytes) -> None:
         data = HEADER.pack(MAGIC, 1, 8, len(LENGTHS), len(LENGTHS) + 1) + data
     if mode & 2:
         data = data[: len(whole)].ljust(len(whole), b"\0")
-    path = next(store().rglob("*.idx"))
-    path.unlink()
-    path.write_bytes(data)
     bare = scratch() / "bare"
     bare.mkdir(exist_ok=True)
     put("bare/x.bin", original("*.bin"))
     put("bare/x.idx", data)
     for place in (store(), bare / "x.idx"):
         try:
-            documents = read_everything(place)
+            with instead("*.idx", data):
+                documents = read_everything(place)
         except TokenmillError as error:
             sentence(error)
             assert data != whole
@@ -357,11 +372,9 @@ def manifest(data: bytes) -> None:
         return
     again = decode_manifest(encode_sealed(decoded), "manifest.json")
     assert encode_sealed(again) == encode_sealed(decoded)
-    index_path = next((store() / "train").glob("*.idx"), None)
-    assert index_path is not None
-    (store() / "manifest.json").write_bytes(data)
     try:
-        read_everything(store())
+        with instead("manifest.json", data):
+            read_everything(store())
     except TokenmillError as error:
         sentence(error)
         assert data != original("manifest.json")

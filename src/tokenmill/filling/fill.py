@@ -115,7 +115,9 @@ class Chunk:
     def is_trained(self) -> Array:
         """Whether each input itself is trained on, wherever it is in the row; a target is one token further."""
         values = self.own_values(".mask")
-        assert values is not None
+        if values is None:
+            # All rows are blank.
+            return np.zeros(self.inputs.shape, bool)
         trained: Array = values.reshape(self.inputs.shape) > 0
         return trained
 
