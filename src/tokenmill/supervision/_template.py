@@ -62,7 +62,7 @@ class CompiledTemplate:
         try:
             tree, self.source_tree = environment.parse(source), environment.parse(source)
             self.has_tags = any(call.node.name == TAG for call in _calls_by_name(tree))
-            self.has_constant_prompt = _has_constant_prompt(tree)
+            self.has_constant_tail, self.asks_after_loop_only = _find_prompt(tree)
             environment.counts_all = not grows_with_passes(tree)
             _report_loops(tree, itertools.count())
             _replace_concatenations(tree)
@@ -237,24 +237,42 @@ def _replace_concatenations(node: Any) -> None:
         setattr(node, field, [replaced(child) for child in value] if isinstance(value, list) else replaced(value))
 
 
-def _has_constant_prompt(tree: Any) -> bool:
-    """Whether what the template writes after its last loop is the same for all conversations.
+def _find_prompt(tree: Any) -> tuple[bool, bool]:
+    """Say whether what the template writes after its last loop is the same for all conversations, and is all it asks.
 
-    That holds if the nodes after the last loop refer to nothing but the request for a generation prompt and names that
-    the template never assigns, and if nothing else refers to that request.
+    The first holds if the nodes after the last loop refer to no name that depends on the conversation, the second if
+    only these nodes refer to the request for a generation prompt.
     """
     from jinja2 import nodes
 
-    body = tree.body
-    last = max((at for at, node in enumerate(body) if isinstance(node, nodes.For)), default=None)
+    last = max((at for at, node in enumerate(tree.body) if isinstance(node, nodes.For)), default=None)
     if last is None:
-        return False
-    after = body[last + 1 :]
-    assigned = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"} | {"messages", "tools"}
-    assigned |= {macro.name for macro in tree.find_all(nodes.Macro)}
-    used_after = {name.name for node in after for name in _names(node)}
-    used_before = {name.name for node in body[: last + 1] for name in _names(node)}
-    return not used_after & assigned and PROMPT not in used_before and PROMPT not in assigned
+        return False, False
+    open_names = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"} | {"messages", "tools"}
+    open_names |= {macro.name for macro in tree.find_all(nodes.Macro)}
+    before, after = tree.body[: last + 1], tree.body[last + 1 :]
+    open_names -= _settled(before, open_names)
+    return not _names_in(after) & open_names, PROMPT not in _names_in(before)
+
+
+def _settled(body: list[Any], open_names: set[str]) -> set[str]:
+    """Return the names that a template sets once, outside of loops and conditions, to what no conversation decides."""
+    from jinja2 import nodes
+
+    settled: set[str] = set()
+    for node in body:
+        if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name):
+            rest = [other for other in body if other is not node]
+            is_set_again = any(
+                name.name == node.target.name and name.ctx != "load" for other in rest for name in _names(other)
+            )
+            if not is_set_again and not (_names_in([node.node]) - {node.target.name}) & (open_names - settled):
+                settled.add(node.target.name)
+    return settled
+
+
+def _names_in(some: list[Any]) -> set[str]:
+    return {name.name for node in some for name in _names(node)}
 
 
 def _names(node: Any) -> list[Any]:

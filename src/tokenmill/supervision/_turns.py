@@ -111,9 +111,18 @@ Render = Callable[[list[Message], bool], Rendering]
 class TurnFinder:
     """Knows what a template writes around the contents of turns. `tokens` are strings that are one token each."""
 
-    def __init__(self, render: Render, tokens: Iterable[str], *, has_constant_prompt: bool, has_tags: bool) -> None:
+    def __init__(
+        self,
+        render: Render,
+        tokens: Iterable[str],
+        *,
+        has_constant_tail: bool,
+        asks_after_loop_only: bool,
+        has_tags: bool,
+    ) -> None:
         self._render = render
-        self._has_constant_prompt, self._has_tags = has_constant_prompt, has_tags
+        self._has_constant_tail, self._asks_after_loop_only = has_constant_tail, asks_after_loop_only
+        self._has_tags = has_tags
         known = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
         self._tokens = re.compile(f"({known or '(?!)'})")
         self._following = re.compile(rf"\s*(?:{known or '(?!)'})")
@@ -166,16 +175,20 @@ class TurnFinder:
 
     def _header(self, render: Render, messages: list[Message], number: int, written: str) -> int:
         """Return how much of what the template writes before a message's own characters the model need not write."""
-        prompts = self._prompts if self._prompts is not None else _ask(render, messages[:number])
+        prompts = self._usual_prompts
+        if not self._asks_after_loop_only and not any(prompt and written.startswith(prompt) for prompt in prompts):
+            prompts = []
+        prompts = prompts or _ask(render, messages[:number])
         shared = max((self._common_start(written, prompt) for prompt in prompts), default=0)
         return shared or self._common_start(written, self._usual[0])
 
     @cached_property
-    def _prompts(self) -> list[str] | None:
-        """The generation prompt, if it is the same after all messages; None if it has to be asked for."""
-        if not self._has_constant_prompt:
-            return None
-        return _ask(self._render, [{"role": "user", "content": BLANK}]) or None
+    def _usual_prompts(self) -> list[str]:
+        """What the template writes after its last loop as a prompt, if that is the same for all conversations."""
+        if not self._has_constant_tail:
+            return []
+        prompts = _ask(self._render, [{"role": "user", "content": BLANK}])
+        return prompts if self._asks_after_loop_only else prompts[:1]
 
     def _compare(self, one: str, other: str) -> int:
         """Return the length of the common start of two texts.

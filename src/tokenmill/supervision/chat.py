@@ -50,7 +50,8 @@ class ChatTemplate:
         self._finder = TurnFinder(
             lambda messages, prompt: Rendering(self._template.render(messages, prompt)),
             tokens,
-            has_constant_prompt=self._template.has_constant_prompt,
+            has_constant_tail=self._template.has_constant_tail,
+            asks_after_loop_only=self._template.asks_after_loop_only,
             has_tags=self._template.has_tags,
         )
         self._traces: dict[tuple[str, ...], list[Trace] | None] = {}
