@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The newest torch that is published with CPU wheels for every supported Python.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test coverage lint types check format test-kills test-faults test-sanitizers test-soak fuzz test-interop test-browser test-train test-slurm test-ray test-ceph test-azure test-engines bench clean
+.PHONY: demo test coverage lint types check format test-kills test-faults test-sanitizers test-soak fuzz test-interop test-browser test-notebook test-train test-slurm test-ray test-ceph test-azure test-engines bench clean
 
 demo: $(VENV)/base
 	$(BIN)/tokenmill demo
@@ -62,11 +62,17 @@ test-interop: $(VENV)/all
 	$(BIN)/python tests/interop/chat.py
 	$(BIN)/python tests/interop/trl_templates.py
 	$(BIN)/python tests/interop/preferences.py
+	$(BIN)/python tests/interop/engines.py
 
 # The page of `report` in headless Chromium (Debian: chromium chromium-driver), driven by selenium.
 test-browser: $(VENV)/all
 	test -d .interop/selenium || $(BIN)/python -m pip install --quiet --target .interop/selenium "selenium>=4.20"
 	PYTHONPATH=.interop/selenium REQUIRE_BROWSER=1 $(BIN)/python -m pytest tests/interop/test_browser.py
+
+# Progress and results in the kernel of a real notebook.
+test-notebook: $(VENV)/all
+	test -d .interop/notebook || $(BIN)/python -m pip install --quiet --target .interop/notebook nbclient nbformat ipykernel
+	PYTHONPATH=.interop/notebook $(BIN)/python -m pytest tests/interop/test_notebook.py
 
 # The slow tests of the reference trainers: compiled models, their self-checks, waiting for data.
 test-train: $(VENV)/all
@@ -91,10 +97,12 @@ test-ray: $(VENV)/all
 # 100,000 fuzzed strings per tokenizer, and whole corpora where they are, against the reference libraries.
 TOKENIZERS ?= $(wildcard ../shared/data/tokenizers/*)
 test-engines: $(VENV)/all
-	$(BIN)/python scripts/fuzz_engines.py $(TOKENIZERS)
+	$(BIN)/python scripts/fuzz_engines.py $(TOKENIZERS) --structures build/structures
+	$(BIN)/python scripts/fuzz_engines.py $(TOKENIZERS) --structures build/structures --parse-special
 
+# CORPUS and TOKENIZER are NAME=FOLDER: JSON lines, and a tokenizer.json.
 bench: $(VENV)/all
-	$(BIN)/python benchmarks/tokenize.py --save
+	$(BIN)/python benchmarks/tokenize.py --corpus "$(CORPUS)" --tokenizer "$(TOKENIZER)" --save tokenize
 	$(BIN)/python benchmarks/memory.py --save
 
 clean:
@@ -104,7 +112,7 @@ clean:
 .interop/moto/ready: | $(VENV)/all
 	-$(BIN)/python -c "from tests.support.object_server import moto_server; moto_server()"
 
-$(VENV)/base: pyproject.toml setup.py src/tokenmill/filling/compiled.c
+$(VENV)/base: pyproject.toml setup.py $(wildcard src/tokenmill/*/*.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable .

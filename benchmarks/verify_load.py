@@ -1,11 +1,11 @@
-"""Measure what `verify="background"` costs a loader, in turns, as a ratio of medians.
+"""Measure what `verify="background"` costs a loader, in short turns within one process.
 
-    python benchmarks/verify_load.py [--tokens 1000000000] [--turns 15] [--seconds 4]
+    python benchmarks/verify_load.py [--tokens 1000000000] [--pairs 300] [--milliseconds 200] [--save]
 
-Each turn is a process of its own that steps batches for some seconds, with or without the check, in random order. Each
-turn has a new cache directory, so files are checked all the time; a machine that has checked a store pays nothing.
-`spread` is the interquartile range of the plain turns as a share of their median: a ratio that is nearer to 1 than a
-third of it says nothing, as on a machine that others use.
+One loader steps batches all the time, and the thread that checks files runs in every other turn: of each pair of turns,
+in a random one. A machine that others use is then as slow for one turn of a pair as for the other, and the medians of
+some hundred pairs show differences of less than a percent. Files are checked again and again, as if the store had no
+end; a machine that has checked a store pays nothing. The page that `--save` writes explains the columns.
 """
 
 from __future__ import annotations
@@ -17,67 +17,141 @@ sys.path.append(sys.path.pop(0))
 
 import argparse
 import os
+import platform
 import random
 import statistics
-import subprocess
 import tempfile
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
-TURN = """
-import sys, time
+from load import make_corpus
+
 import tokenmill as tm
-store, seq_len, batch_size, seconds, verify = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5] or None
-batches = iter(tm.load(store, seq_len, batch_size, framework="torch", verify=verify))
-for _ in range(50):
-    next(batches)
-started, count = time.perf_counter(), 0
-while (passed := time.perf_counter() - started) < seconds:
-    for _ in range(20):
+from tokenmill.machine import processor_name
+from tokenmill.store import background_check
+
+SHAPES = ((2048, 8), (512, 32), (4096, 64))
+COLUMNS = """
+`wall` is the time of a batch with the check, as a multiple of that without; it needs an idle machine. `cpu` is the same
+in CPU time of the thread that steps batches, plus `check`, the share of a core that the check takes. `read` is the
+megabytes that it checks in a second. In brackets stands the interval that holds the median with 95% confidence."""
+
+
+class Turn(NamedTuple):
+    """Seconds per batch, and what the check did meanwhile."""
+
+    wall: float
+    stepping: float
+    check: float
+    """The share of one core that the check took."""
+    read: float
+
+
+class EndlessCheck:
+    """The thread that checks files: it forgets what it has checked, and waits while `is_on` is not set."""
+
+    def __init__(self) -> None:
+        self.is_on = threading.Event()
+        self.num_bytes, self.cpu_seconds = 0, 0.0
+        rest = background_check._Pace.rest
+
+        def wait_and_rest(pace: Any, piece: memoryview) -> None:
+            self.num_bytes += len(piece)
+            self.cpu_seconds = time.thread_time()
+            if not self.is_on.is_set():
+                self.is_on.wait()
+                pace.begin()
+            rest(pace, piece)
+
+        background_check._Pace.rest = wait_and_rest  # type: ignore[method-assign]
+        background_check._Memory.has = lambda *_: False  # type: ignore[method-assign]
+
+    def feed(self, loader: Any) -> None:
+        """Keep the thread busy with the files that the loader has opened."""
+        if not loader._check._num_pending:
+            for leaf in loader.rows.leaves():
+                for file in leaf.documents.table.files._here.touched.values():
+                    loader._check.touch(file)
+
+
+def run_turn(batches: Iterator[Any], check: EndlessCheck, seconds: float) -> Turn:
+    """Step batches for some time."""
+    cpu, num_bytes = check.cpu_seconds, check.num_bytes
+    began, stepping, count, wall = time.perf_counter(), time.thread_time(), 0, 0.0
+    while wall < seconds:
         next(batches)
-    count += 20
-print(count * seq_len * batch_size / passed)
-"""
+        count += 1
+        wall = time.perf_counter() - began
+    stepping = time.thread_time() - stepping
+    share, speed = (check.cpu_seconds - cpu) / wall, (check.num_bytes - num_bytes) / wall
+    return Turn(wall / count, stepping / count, share, speed)
 
 
-def make_store(folder: Path, num_tokens: int) -> Path:
-    """Make a store of random ids in documents of 700 tokens, as `load.py` does."""
-    from load import make_corpus
+def run_pairs(loader: Any, num_pairs: int, seconds: float, check: EndlessCheck) -> list[dict[bool, Turn]]:
+    """Return pairs of turns, without and with the check."""
+    batches = iter(loader)
+    check.is_on.set()
+    for _ in range(200):
+        next(batches)
+    pairs = []
+    for _ in range(num_pairs):
+        pair = {}
+        for is_on in random.sample((False, True), 2):
+            check.feed(loader)
+            (check.is_on.set if is_on else check.is_on.clear)()
+            next(batches)
+            pair[is_on] = run_turn(batches, check, seconds)
+        pairs.append(pair)
+    return pairs
 
-    store: Path = make_corpus(folder, num_tokens) / "store"
-    return store
 
-
-def measure(store: Path, shape: tuple[int, int], seconds: int, verify: str) -> float:
-    """Tokens per second of one process."""
-    with tempfile.TemporaryDirectory(prefix="tokenmill-cache-") as cache:
-        command = [sys.executable, "-c", TURN, str(store), *map(str, shape), str(seconds), verify]
-        environment = {**os.environ, "TOKENMILL_CACHE": cache}
-        return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+def with_interval(values: list[float]) -> str:
+    """Format the median, and the interval that holds it with 95% confidence."""
+    values, half = sorted(values), 0.98 * len(values) ** 0.5
+    low, high = (values[max(0, round((len(values) - 1) / 2 + sign * half))] for sign in (-1, 1))
+    return f"{statistics.median(values):.4f} [{low:.4f}, {high:.4f}]"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1_000_000_000, help="size of the store")
-    parser.add_argument("--turns", type=int, default=15, help="turns of each kind and shape")
-    parser.add_argument("--seconds", type=int, default=4, help="seconds of a turn")
+    parser.add_argument("--pairs", type=int, default=300, help="pairs of turns of each shape")
+    parser.add_argument("--milliseconds", type=int, default=200, help="length of a turn")
+    parser.add_argument("--folder", help="where to keep the store; by default it is made anew")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/verify_load.md")
     arguments = parser.parse_args()
+    lines = ["| rows | wall | cpu | check | read |", "|---|---|---|---|---|"]
     with tempfile.TemporaryDirectory(prefix="tokenmill-bench-") as folder:
-        store = make_store(Path(folder), arguments.tokens)
-        print(
-            f"{'rows':>10}  {'plain':>10}  {'checked':>10}  ratio  spread  (million tokens/s, {arguments.turns} turns)"
-        )
-        for shape in ((2048, 8), (512, 32), (4096, 64)):
-            speeds: dict[str, list[float]] = {"": [], "background": []}
-            for _ in range(arguments.turns):
-                for verify in random.sample(sorted(speeds), 2):
-                    speeds[verify].append(measure(store, shape, arguments.seconds, verify))
-            plain, checked = (statistics.median(speeds[verify]) for verify in ("", "background"))
-            low, _, high = statistics.quantiles(speeds[""], n=4)
-            name = f"{shape[1]} x {shape[0]}"
-            figures = (
-                f"{plain / 1e6:>10.1f}  {checked / 1e6:>10.1f}  {checked / plain:.3f}  {(high - low) / plain:>6.3f}"
+        os.environ["TOKENMILL_CACHE"] = f"{folder}/cache"
+        store = make_corpus(Path(arguments.folder or folder), arguments.tokens) / "store"
+        check = EndlessCheck()
+        print("\n".join(lines), flush=True)
+        for shape in SHAPES:
+            loader = tm.load(store, *shape, framework="torch", verify="background")
+            pairs = run_pairs(loader, arguments.pairs, arguments.milliseconds / 1000, check)
+            share, read = (statistics.mean(pair[True][field] for pair in pairs) for field in (2, 3))
+            wall, cpu = (
+                with_interval([pair[True][field] / pair[False][field] + extra for pair in pairs])
+                for field, extra in ((0, 0), (1, share))
             )
-            print(f"{name:>10}  {figures}", flush=True)
+            lines.append(f"| {shape[1]} x {shape[0]} | {wall} | {cpu} | {share:.4f} | {read / 1e6:.0f} |")
+            print(lines[-1], flush=True)
+    if arguments.save:
+        (Path(__file__).parent / "results" / "verify_load.md").write_text(render(arguments, lines))
+
+
+def render(arguments: argparse.Namespace, lines: list[str]) -> str:
+    """The page of results."""
+    about = (
+        f"{processor_name()}, {os.cpu_count()} cores, Python {platform.python_version()}; {os.getloadavg()[2]:.1f} "
+        "processes wanted to run on average."
+    )
+    given = f"--pairs {arguments.pairs} --milliseconds {arguments.milliseconds}"
+    command = f"Command: `python benchmarks/verify_load.py --tokens {arguments.tokens} {given} --save`."
+    return "\n".join(['# What `verify="background"` costs a loader', "", about, command, COLUMNS, "", *lines, ""])
 
 
 if __name__ == "__main__":

@@ -108,10 +108,10 @@ def sum_losses(config: SimpleNamespace, parameters: dict[str, Any], batch: dict[
 
 
 def make_optimizer(config: SimpleNamespace) -> Any:
-    """AdamW after clipping, with a linear warm-up and a cosine schedule down to a tenth."""
-    rate, last = config.learning_rate, max(config.steps, config.warmup_steps + 1)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, config.warmup_steps, last, rate / 10)
-
+    """AdamW after clipping, with a linear warm-up of at most a tenth of the run and a cosine down to a tenth."""
+    rate, num_warmup = config.learning_rate, min(config.warmup_steps, config.steps // 10)
+    after = optax.warmup_cosine_decay_schedule(0.0, rate, num_warmup, config.steps, rate / 10)
+    schedule = lambda num_done: after(num_done + 1)  # noqa: E731 (steps count from 1)
     clip = optax.clip_by_global_norm(config.gradient_clip) if config.gradient_clip else optax.identity()
     # Matrices are decayed, and norms are not.
     mask = functools.partial(jax.tree_util.tree_map_with_path, lambda path, _: not path[-1].key.endswith("norm"))

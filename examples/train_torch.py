@@ -379,9 +379,6 @@ def train(flags: argparse.Namespace) -> tuple[dict[int, float], tm.StepClock]:
                     print0(f"checkpoint {checkpoints.save(step, torch.save, random=random)}")
     nothing_to_do = f"nothing to do: all {num_steps:,} steps are done; pass more --steps or --epochs"
     print0(clock.table() if losses else nothing_to_do)
-    if WORLD_SIZE > 1:
-        dist.barrier()  # Gloo aborts a rank that leaves while another is still saving.
-        dist.destroy_process_group()
     return losses, clock
 
 
@@ -394,6 +391,9 @@ def main() -> None:
             check = Path(__file__).resolve().parents[1] / "tests/examples/self_check.py"
             os.execv(sys.executable, [sys.executable, str(check), flags.device])
         train(flags)
+        if WORLD_SIZE > 1:
+            dist.barrier()  # Gloo aborts a rank that leaves while another is still saving.
+            dist.destroy_process_group()
 
 
 if __name__ == "__main__":

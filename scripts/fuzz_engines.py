@@ -1,11 +1,12 @@
-"""Compare the fast engine with the reference on many strings, tokenizer by tokenizer.
+"""Compare the fast engines with the reference on many strings, tokenizer by tokenizer.
 
     python scripts/fuzz_engines.py ../shared/data/tokenizers/* --corpus ../shared/data/*.jsonl.zst
 
-The script loads the engine as tokenmill does, and does not compare documents that its filter sends to the reference.
-Strings are random Unicode, difficult fragments, pieces of the vocabulary, mutated text and special-token strings. It
-prints one line per tokenizer, and exits with 1 on any mismatch or if the filter misses a document. Tokenizers that are
-not eligible are named and skipped.
+The script loads gigatoken as tokenmill does, and does not compare documents that its filter sends to the reference.
+Strings are random Unicode, difficult fragments, pieces of the vocabulary, mutated text and special-token strings. For
+the cache of words, all code points in several contexts are added. It prints one line per tokenizer and engine, and
+exits with 1 on any mismatch or if the filter misses a document. Tokenizers that an engine does not encode are named and
+skipped. `--structures DIR` trains a tokenizer of every structure in tests/support/structures.py there, and adds them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import random
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,13 +28,17 @@ import gigatoken
 import numpy as np
 import zstandard
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
+from tokenmill.engines import Tokenizer, create, load_tokenizer, make_reference
 from tokenmill.engines._disputes import DisputeFilter
 from tokenmill.engines._eligibility import disputed_ranges_of, engine_config, refuses
 from tokenmill.engines._piece_models import model_config, refuses_model
+from tokenmill.engines.decoder import Decoder
 from tokenmill.engines.huggingface import open_library
 from tokenmill.engines.probe_strings import make_probe_strings
+from tokenmill.engines.wordcache import why_no_words
 from tokenmill.readers.base import ReadOptions
 from tokenmill.readers.jsonl import JsonlReader
 from tokenmill.text_batch import PackedTexts
@@ -96,12 +101,13 @@ def load_json(data: bytes, *, parse_special: bool) -> Side | str:
     config = json.loads(data)
     if reason := refuses(config, parse_special=parse_special):
         return reason
-    reference = open_library(data, "parse" if parse_special else "as-text")
+    library = open_library(data, "parse" if parse_special else "as-text")
     engine = gigatoken.Tokenizer.from_json(json.dumps(engine_config(config, parse_special=parse_special)))
     specials = [token["content"] for token in config["added_tokens"]]
 
     def encode(texts: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in reference.encode_batch_fast(texts, add_special_tokens=False)]
+        batch = library.encode(texts, threads=True)
+        return [ids.tolist() for ids in np.split(batch.ids, batch.offsets[1:-1])] if texts else []
 
     return Side(encode, engine, DisputeFilter(disputed_ranges_of(config), engine.vocab), specials)
 
@@ -165,13 +171,11 @@ def takes_packed(engine: Any) -> bool:
 class Strings:
     """Generates random strings without end."""
 
-    def __init__(self, side: Side, texts: list[str], seed: int) -> None:
+    def __init__(self, specials: list[str], pieces: Iterable[bytes], texts: list[str], seed: int) -> None:
         self._random = random.Random(seed)
         self._texts = [text for text in texts if text]
-        self._specials = side.specials[:64] or ["<s>"]
-        self._pieces: list[str] = [
-            piece.decode(errors="ignore").replace("\u2581", " ") for piece in side.engine.vocab.values()
-        ]
+        self._specials = specials[:64] or ["<s>"]
+        self._pieces: list[str] = [piece.decode(errors="ignore").replace("\u2581", " ") for piece in pieces]
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -238,18 +242,18 @@ def fuzz(path: Path, corpus: list[str], arguments: argparse.Namespace) -> bool:
     start = time.perf_counter()
     side = load(path, parse_special=arguments.parse_special)
     if isinstance(side, str):
-        print(f"{path.name:16} not eligible: {side}", flush=True)
+        print(f"{path.name:16} gigatoken is not eligible: {side}", flush=True)
         return True
     tally = Tally()
     probes = make_probe_strings(side.specials)
-    strings = Strings(side, corpus or probes, arguments.seed)
+    strings = Strings(side.specials, side.engine.vocab.values(), corpus or probes, arguments.seed)
     texts = [*probes, *corpus, *(next(strings) for _ in range(arguments.strings))]
     for i in range(0, len(texts), BATCH):
         compare(side, texts[i : i + BATCH], tally)
     seconds = time.perf_counter() - start
     print(
-        f"{path.name:16} {tally.num_texts:,} texts, {tally.num_bytes / 1e6:.1f} MB, {tally.num_tokens:,} tokens, "
-        f"{len(side.disputes.suspects)} suspects, {tally.num_flagged:,} flagged, {tally.num_rerouted:,} to the "
+        f"{path.name:16} gigatoken: {tally.num_texts:,} texts, {tally.num_bytes / 1e6:.1f} MB, {tally.num_tokens:,} "
+        f"tokens, {len(side.disputes.suspects)} suspects, {tally.num_flagged:,} flagged, {tally.num_rerouted:,} to the "
         f"reference, {len(tally.missed)} missed, {len(tally.mismatched)} MISMATCHES, {seconds:.0f} s",
         flush=True,
     )
@@ -258,16 +262,87 @@ def fuzz(path: Path, corpus: list[str], arguments: argparse.Namespace) -> bool:
     return not tally.mismatched and not tally.missed
 
 
+CONTEXTS = ("a{}b", "{} x", "x {}", "({}", "{})", "1{}2", "A{} B", " {}{} ", "{}\n", "'{}s")
+
+
+def every_code_point() -> Iterator[str]:
+    """Yield texts with each code point in several contexts, one per line; in two where Unicode has no characters."""
+    for start in range(0, 0x110000, 256):
+        for context in CONTEXTS if start < 0x34000 or start >> 8 == 0xE00 else CONTEXTS[:2]:
+            if not 0xD800 <= start < 0xE000:
+                yield "\n".join([context.replace("{}", chr(c)) for c in range(start, start + 256)])
+
+
+def fuzz_words(path: Path, corpus: list[str], arguments: argparse.Namespace) -> bool:
+    """Compare the cache of words with the reference, and print a line; return whether everything agrees."""
+    start = time.perf_counter()
+    mode = "parse" if arguments.parse_special else "as-text"
+    tokenizer = load_words(path)
+    if isinstance(tokenizer, str) or (reason := why_no_words(tokenizer, mode)):
+        print(f"{path.name:16} wordcache is not eligible: {tokenizer if isinstance(tokenizer, str) else reason}")
+        return True
+    engine, reference = create("wordcache", tokenizer, mode), make_reference(tokenizer, mode)
+    reference.uses_threads = True
+    decoder = Decoder(tokenizer)
+    probes = make_probe_strings(tokenizer.added_tokens)
+    pieces = map(decoder.token_bytes, range(tokenizer.vocab_size))
+    strings = Strings(tokenizer.added_tokens, pieces, corpus or probes, arguments.seed)
+    texts = [*probes, *corpus, *(next(strings) for _ in range(arguments.strings)), *every_code_point()]
+    mismatched = []
+    for i in range(0, len(texts), BATCH):
+        some = texts[i : i + BATCH]
+        found, expected = engine.encode(PackedTexts.of(some)), reference.encode(some)
+        if np.array_equal(found.ids, expected.ids) and np.array_equal(found.offsets, expected.offsets):
+            continue
+        mismatched += [
+            text for text in some if not np.array_equal(engine.encode([text]).ids, reference.encode([text]).ids)
+        ]
+        mismatched = mismatched or [f"{len(some)} texts together"]
+    num_bytes = sum(len(text.encode()) for text in texts)
+    print(
+        f"{path.name:16} wordcache: {len(texts):,} texts, {num_bytes / 1e6:.1f} MB, {len(mismatched)} MISMATCHES, "
+        f"{time.perf_counter() - start:.0f} s",
+        flush=True,
+    )
+    for text in sorted(mismatched, key=len)[:5]:
+        print(f"    {text[:100]!r}", flush=True)
+    return not mismatched
+
+
+def load_words(path: Path) -> Tokenizer | str:
+    """Load a tokenizer for the cache of words, or say why that is not possible."""
+    if (path / "tokenizer.json.zst").exists():
+        return "its files are compressed"
+    tokenizer = load_tokenizer(str(path))
+    return tokenizer if tokenizer.kind in ("huggingface", "tiktoken") else f"it is of {tokenizer.kind}"
+
+
+def train_structures(folder: Path, corpus: list[str]) -> list[Path]:
+    """Train a tokenizer of each structure, unless it is there."""
+    from tests.support.structures import STRUCTURES, train
+
+    for name in STRUCTURES:
+        path = folder / name / "tokenizer.json"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(train(name, corpus[::4] or make_probe_strings([]), vocab_size=8000)))
+    return [folder / name for name in STRUCTURES]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("tokenizers", nargs="+", type=Path, help="directories, tokenizer.json or .model files")
+    parser.add_argument("tokenizers", nargs="*", type=Path, help="directories, tokenizer.json or .model files")
     parser.add_argument("--strings", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--corpus", nargs="*", type=Path, default=[], help="JSONL, packed with zstd or not")
     parser.add_argument("--parse-special", action="store_true", help="special-token strings become their ids")
+    parser.add_argument("--structures", type=Path, help="a folder for tokenizers of every structure")
     arguments = parser.parse_args()
     corpus = read_corpora(arguments.corpus)
-    results = [fuzz(path, corpus, arguments) for path in arguments.tokenizers]
+    trained = train_structures(arguments.structures, corpus) if arguments.structures else []
+    results = []
+    for path in [*arguments.tokenizers, *trained]:
+        results += [fuzz(path, corpus, arguments), fuzz_words(path, corpus, arguments)]
     sys.exit(0 if all(results) else 1)
 
 

@@ -24,7 +24,9 @@ import tokenmill as tm
 
 PACKAGE = Path(tm.__file__).parent
 DOCUMENTS = 200
-MAKE_STORE = "import sys, tokenmill as tm; tm.tokenize(sys.argv[1], sys.argv[2], tokenizer='bytes', workers=1)"
+MAKE_STORE = (
+    "import sys, tokenmill as tm; tm.tokenize(sys.argv[1], sys.argv[2], tokenizer='bytes', workers=1, display='quiet')"
+)
 
 
 class Walk:
@@ -104,12 +106,13 @@ def walk_tokenize(folder: Path) -> Walk:
     """One document through a run: planned, scheduled, tokenized, published and in the manifest."""
     sys.path.insert(0, str(PACKAGE.parents[1]))
     from tests.support.running import ThreadExecutor
+    from tokenmill.display import Silence
 
     text = folder / "text.jsonl"
     text.write_text('{"text": "one document"}\n')
 
     def tokenize(out: str) -> None:
-        tm.tokenize(str(text), folder / out, tokenizer="bytes", executor=ThreadExecutor())
+        tm.tokenize(str(text), folder / out, tokenizer="bytes", executor=ThreadExecutor(), display=Silence())
 
     tokenize("warm")
     walk = Walk()

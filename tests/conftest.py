@@ -6,11 +6,13 @@ Workers of pytest-xdist share one copy of the tokenizer, the corpus and the stor
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import json
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,9 @@ from tests.support.warm_python import shared_warm_python
 from tokenmill.executors import local
 from tokenmill.filling import kernels
 from tokenmill.store.store import TokenStore
+
+os.environ["TOKENMILL_CACHE"] = tempfile.mkdtemp(prefix="tokenmill-cache-")
+atexit.register(shutil.rmtree, os.environ["TOKENMILL_CACHE"], ignore_errors=True)
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -98,6 +103,8 @@ def build_once(factory: pytest.TempPathFactory, name: str, build: Callable[[Path
 @pytest.fixture(scope="session")
 def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a byte-level BPE tokenizer with 600 tokens, EOS `<|endoftext|>`."""
+    if made := os.environ.get("TOKENMILL_TEST_TOKENIZERS"):
+        return Path(made) / "tiny"
     return build_once(tmp_path_factory, "tokenizers/tiny", _train_tokenizer)
 
 
@@ -136,7 +143,7 @@ def _write_corpus(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def _pristine_store(tmp_path_factory: pytest.TempPathFactory, tiny_corpus: Path, tiny_tokenizer: Path) -> Path:
-    from tokenmill.pipeline.run import tokenize
+    from tokenmill.pipeline.tokenize_any import tokenize
 
     def build(out: Path) -> None:
         tokenize(

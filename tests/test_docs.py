@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -18,7 +19,8 @@ import pytest
 from tests.conftest import make_texts, write_jsonl
 from tests.support.hub_repositories import add_named
 from tests.support.hub_server import serving
-from tests.support.object_server import KEYS, make_bucket
+from tests.support.object_server import KEYS, make_bucket, moto_server
+from tests.support.structures import NANOCHAT
 from tests.support.warm_python import ONE_THREAD, PACKAGES, WarmPython
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +35,14 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def pickled_encoding() -> bytes:
+    """A `tokenizer.pkl` as nanochat writes it."""
+    tiktoken = pytest.importorskip("tiktoken")
+    ranks = {bytes([byte]): byte for byte in range(256)} | {b"th": 256, b" th": 257}
+    specials = {"<|bos|>": 258, "<|user_start|>": 259}
+    return pickle.dumps(tiktoken.Encoding("rustbpe", pat_str=NANOCHAT, mergeable_ranks=ranks, special_tokens=specials))
+
+
 @pytest.fixture
 def workplace(tmp_path: Path, tiny_tokenizer: Path) -> Path:
     """The files that pages assume: a corpus, a tokenizer and a few others."""
@@ -44,6 +54,7 @@ def workplace(tmp_path: Path, tiny_tokenizer: Path) -> Path:
     (tmp_path / "notes.txt").write_text("one line\n\nanother\nparagraph\n\nlast\n")
     pq.write_table(pa.table({"body": [{"text": text} for text in texts[:20]]}), tmp_path / "table.parquet")
     (tmp_path / "bad.jsonl").write_text(json.dumps({"text": "good"}) + "\n{bad\n")
+    (tmp_path / "tokenizer.pkl").write_bytes(pickled_encoding())
     (tmp_path / "tokenizer").symlink_to(tiny_tokenizer)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     return tmp_path
@@ -94,6 +105,11 @@ def test_every_block_of_a_page_runs(
     content = page.read_text()
     blocks = BLOCK.findall(content)
     variables = environment | find_objects(content, request, workplace) | {"PATH": warm_python.search_path}
+    if "moto_server" in content:
+        # Not the folder of the server: it has a Python, too.
+        (workplace / "bin").mkdir()
+        (workplace / "bin" / "moto_server").symlink_to(moto_server())
+        variables["PATH"] += f":{workplace / 'bin'}"
     warm_python.start(*(framework for framework in PACKAGES if framework in content))
     for _, text in (block for block in blocks if block[0] == "yaml"):
         (workplace / "run.yaml").write_text(text)

@@ -36,11 +36,15 @@ if TYPE_CHECKING:
     from tokenmill.load_any import load
     from tokenmill.loaders.base import Loader
     from tokenmill.loaders.torch import TorchRows
-    from tokenmill.pipeline.run import tokenize
+    from tokenmill.pipeline.tokenize_any import tokenize
     from tokenmill.program import exit_on_error
     from tokenmill.step_clock import StepClock
     from tokenmill.store.store import TokenStore
     from tokenmill.streaming.stream import stream
+    from tokenmill.tools.estimate import estimate
+    from tokenmill.tools.inspect import inspect
+    from tokenmill.tools.report import report
+    from tokenmill.tools.verify import verify
 
 __all__ = [
     "Batch",
@@ -57,20 +61,24 @@ __all__ = [
     "TorchRows",
     "UsageError",
     "deny",
+    "estimate",
     "exit_on_error",
     "export",
+    "inspect",
     "load",
     "mix",
     "open",
     "pack",
     "pairs",
     "prompts",
+    "report",
     "shuffle",
     "skip",
     "slice",
     "stream",
     "take",
     "tokenize",
+    "verify",
 ]
 
 __version__ = "0.1.0"
@@ -85,20 +93,24 @@ _LAZY = {
     "TokenStore": ("tokenmill.store.store", "TokenStore"),
     "TorchRows": ("tokenmill.loaders.torch", "TorchRows"),
     "deny": ("tokenmill.dataset.slice", "deny"),
+    "estimate": ("tokenmill.tools.estimate", "estimate"),
     "exit_on_error": ("tokenmill.program", "exit_on_error"),
     "export": ("tokenmill.formats.export", "export"),
+    "inspect": ("tokenmill.tools.inspect", "inspect"),
     "load": ("tokenmill.load_any", "load"),
     "mix": ("tokenmill.dataset.mix", "mix"),
     "open": ("tokenmill.formats.open", "open_tokens"),
     "pack": ("tokenmill.dataset.pack", "pack"),
     "pairs": ("tokenmill.dataset.pairs", "pairs"),
     "prompts": ("tokenmill.dataset.pairs", "prompts"),
+    "report": ("tokenmill.tools.report", "report"),
     "shuffle": ("tokenmill.dataset.shuffle", "shuffle"),
     "skip": ("tokenmill.dataset.slice", "skip"),
     "slice": ("tokenmill.dataset.slice", "slice_"),
     "stream": ("tokenmill.streaming.stream", "stream"),
     "take": ("tokenmill.dataset.slice", "take"),
-    "tokenize": ("tokenmill.pipeline.run", "tokenize"),
+    "tokenize": ("tokenmill.pipeline.tokenize_any", "tokenize"),
+    "verify": ("tokenmill.tools.verify", "verify"),
 }
 
 

@@ -1,6 +1,38 @@
-"""`python -m tokenmill` is the command line."""
+"""The program `tokenmill`, also as `python -m tokenmill`.
 
-from tokenmill.cli import main
+Imports take most of a second, in which many a user presses Ctrl-C to correct a command. Modules that are interrupted
+while they are imported print a traceback or raise another error, so the program ends at once then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+__all__ = ["main"]
+
+IMPORTING = "<frozen importlib._bootstrap>"
+
+
+def main() -> None:
+    """Run the command line."""
+    # A program that was started with SIGINT ignored goes on ignoring it.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stop)
+    from tokenmill.cli import main as run
+
+    run()
+
+
+def _stop(_number: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORTING:
+            os.write(2, b"error: stopped\n")
+            os._exit(128 + signal.SIGINT)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
 
 if __name__ == "__main__":
     main()

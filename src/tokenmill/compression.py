@@ -14,7 +14,7 @@ __all__ = ["ByteStream", "DamagedInput", "Decompressor", "GzipMembers", "ZstdFra
 COMPRESSED_READ_BYTES = 128 << 10
 """Compressed bytes per read. 64 to 512 KiB were equally fast; a small read leaves less to repeat after damage."""
 MOST_OUTPUT_BYTES = 256 << 10
-"""Decompressed bytes per read. malloc maps larger buffers anew each time: 600 instead of 810 MB/s."""
+"""Decompressed bytes per read. malloc maps larger buffers again each time: 600 instead of 810 MB/s."""
 
 FLAGS_AT, RESERVED_FLAGS = 3, 0xE0
 """RFC 1952 wants a member with one of these flags to be refused; isal does not heed them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tokenmill.arguments import flag, is_remote, show, whole_number
 from tokenmill.dataset.block_shuffle import DEFAULT_BLOCK_TOKENS, BlockShuffledRows
@@ -14,6 +14,7 @@ from tokenmill.dataset.pairs import pairs, prompts
 from tokenmill.dataset.rows import Rows
 from tokenmill.dataset.shuffle import ShuffledRows
 from tokenmill.dataset.shuffle import shuffle as shuffle_rows
+from tokenmill.engines.tokenizer_objects import TokenizerLike
 from tokenmill.errors import UsageError
 from tokenmill.formats.open import open_tokens
 from tokenmill.loaders import make_loader
@@ -21,15 +22,120 @@ from tokenmill.loaders.base import Loader
 from tokenmill.store.documents import Documents
 from tokenmill.store.store import TokenSource, check_vocabulary
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tokenmill.filling.batch import NumpyBatch
+    from tokenmill.loaders.grain import GrainLoader
+    from tokenmill.loaders.jax import JaxBatch, JaxLoader
+    from tokenmill.loaders.load_settings import (
+        AnyPacking,
+        AnySettings,
+        FrameworkName,
+        JaxSettings,
+        LayoutName,
+        LoadSettings,
+        Packing,
+        TorchSettings,
+    )
+    from tokenmill.loaders.tf import TfBatch, TfLoader
+    from tokenmill.loaders.torch import TorchBatch, TorchLoader
+
 __all__ = ["load", "make_rows"]
+
+Paths = str | Path | Sequence[str | Path]
 
 BLOCKS = "blocks"
 SPECIAL: dict[str, Any] = {"pairs": pairs, "prompts": prompts}
 """Rows of documents that are not packed."""
 
 
+@overload
 def load(
-    source: str | Path | Sequence[str | Path] | TokenSource | Documents | Rows,
+    source: Paths | TokenSource | Documents,
+    seq_len: int | None = None,
+    batch_size: int | None = None,
+    *,
+    tokenizer: TokenizerLike | None = None,
+    framework: Literal["numpy"] = "numpy",
+    packing: Packing | None = None,
+    layout: Literal["xy"] = "xy",
+    **settings: Unpack[LoadSettings],
+) -> Loader[NumpyBatch]: ...
+
+
+@overload
+def load(
+    source: Paths | TokenSource | Documents,
+    seq_len: int | None = None,
+    batch_size: int | None = None,
+    *,
+    tokenizer: TokenizerLike | None = None,
+    framework: Literal["torch"],
+    packing: Packing | None = None,
+    layout: Literal["xy"] = "xy",
+    **settings: Unpack[TorchSettings],
+) -> TorchLoader[TorchBatch]: ...
+
+
+@overload
+def load(
+    source: Paths | TokenSource | Documents,
+    seq_len: int | None = None,
+    batch_size: int | None = None,
+    *,
+    tokenizer: TokenizerLike | None = None,
+    framework: Literal["jax"],
+    packing: Packing | None = None,
+    layout: Literal["xy"] = "xy",
+    **settings: Unpack[JaxSettings],
+) -> JaxLoader[JaxBatch]: ...
+
+
+@overload
+def load(
+    source: Paths | TokenSource | Documents,
+    seq_len: int | None = None,
+    batch_size: int | None = None,
+    *,
+    tokenizer: TokenizerLike | None = None,
+    framework: Literal["tf"],
+    packing: Packing | None = None,
+    layout: Literal["xy"] = "xy",
+    **settings: Unpack[LoadSettings],
+) -> TfLoader[TfBatch]: ...
+
+
+@overload
+def load(
+    source: Paths | TokenSource | Documents | Rows,
+    seq_len: int | None = None,
+    batch_size: int | None = None,
+    *,
+    tokenizer: TokenizerLike | None = None,
+    framework: Literal["grain"],
+    packing: AnyPacking | None = None,
+    layout: LayoutName = "xy",
+    **settings: Unpack[LoadSettings],
+) -> GrainLoader: ...
+
+
+@overload
+def load(
+    source: Paths | TokenSource | Documents | Rows,
+    seq_len: int | None = None,
+    batch_size: int | None = None,
+    *,
+    tokenizer: TokenizerLike | None = None,
+    framework: FrameworkName = "numpy",
+    packing: AnyPacking | None = None,
+    layout: LayoutName = "xy",
+    **settings: Unpack[AnySettings],
+) -> Loader[Any]: ...
+
+
+def load(
+    source: Paths | TokenSource | Documents | Rows,
     seq_len: int | None = None,
     batch_size: int | None = None,
     *,
@@ -44,9 +150,9 @@ def load(
     cache_dir: str | Path | None = None,
     cache_bytes: str | int | None = None,
     fetch: str | None = None,
-    tokenizer: str | None = None,
+    tokenizer: TokenizerLike | None = None,
     **settings: Any,
-) -> Loader:
+) -> Any:
     """Make a loader of a store in one line: by default, its batches are shuffled and endless.
 
     The source is the path of a store, several paths, an open store, some of its documents, or existing rows, such as a
@@ -72,7 +178,8 @@ def load(
         from tokenmill.streaming.stream import stream
 
         passed = {**row_settings, **_given(split=split, vocab_size=vocab_size)}
-        return stream(source, seq_len, batch_size, tokenizer=tokenizer, framework=framework, **passed, **settings)  # type: ignore[arg-type]
+        passed = {**passed, **settings, "tokenizer": tokenizer, "framework": framework}
+        return stream(source, seq_len, batch_size, **passed)  # type: ignore[arg-type]
     if batch_size is None:
         raise UsageError("load needs a batch_size, the number of rows in a batch of one rank")
     if isinstance(source, Rows):

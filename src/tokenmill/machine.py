@@ -1,4 +1,4 @@
-"""The cores and the memory that a process may use.
+"""The cores and the memory that a process may use, and the user's cache folder.
 
 Containers and schedulers limit a process by affinity masks and cgroups, which plain counts of cores and memory ignore.
 A process that used all of the machine's memory would be killed there.
@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
+import shutil
+import sys
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
@@ -18,11 +21,31 @@ import psutil
 
 from tokenmill.errors import UsageError
 
-__all__ = ["available_memory", "parse_bytes", "physical_cpus", "processor_name", "tree_memory", "usable_cores"]
+__all__ = [
+    "available_memory",
+    "cache_folder",
+    "is_full",
+    "own_command",
+    "parse_bytes",
+    "physical_cpus",
+    "processor_name",
+    "tree_memory",
+    "usable_cores",
+]
+
+FULL_BYTES = 1 << 20
 
 CGROUP = Path("/sys/fs/cgroup")
 UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12}
 UNITS |= {"tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def cache_folder() -> Path:
+    """The folder for files that can be made again: `TOKENMILL_CACHE` if it is set, else in the user's cache folder."""
+    if folder := os.environ.get("TOKENMILL_CACHE"):
+        return Path(folder)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tokenmill"
 
 
 def parse_bytes(value: str | int, flag: str) -> int:
@@ -102,7 +125,20 @@ def _parse_cpus(text: str) -> set[int]:
 
 def available_memory() -> int:
     """The free bytes of the machine, or of the cgroup if that has fewer."""
+    limit, used = _cgroup_memory()
     free = int(psutil.virtual_memory().available)
+    return free if limit is None else max(0, min(free, limit - used))
+
+
+def total_memory() -> int:
+    """The bytes of the machine, or of the cgroup if that has fewer."""
+    limit, _ = _cgroup_memory()
+    total = int(psutil.virtual_memory().total)
+    return total if limit is None else min(total, limit)
+
+
+def _cgroup_memory() -> tuple[int | None, int]:
+    """The limit of the cgroup, None if it has none, and how much of it is used."""
     for limit_file, used_file in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -110,8 +146,8 @@ def available_memory() -> int:
         with suppress(OSError):
             limit, used = (CGROUP / limit_file).read_text().strip(), (CGROUP / used_file).read_text().strip()
             if limit != "max" and int(limit) < 1 << 60:
-                return max(0, min(free, int(limit) - int(used)))
-    return free
+                return int(limit), int(used)
+    return None, 0
 
 
 def tree_memory(process: psutil.Process) -> int:
@@ -137,3 +173,15 @@ def _core_siblings(cpu: int) -> str:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
         return str(cpu)
+
+
+def own_command() -> str:
+    """What was typed, if this program is `tokenmill tokenize`; empty in any other program."""
+    program, *arguments = sys.argv or [""]
+    is_ours = Path(program).name == "tokenmill" or Path(program).parts[-2:] == ("tokenmill", "__main__.py")
+    return shlex.join(["tokenmill", *arguments]) if is_ours and arguments[:1] == ["tokenize"] else ""
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the disk has too little room for the record of a run."""
+    return shutil.disk_usage(folder).free < FULL_BYTES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,8 +42,10 @@ def exit_on_error(memory: str = "use less of it", extra: str | None = None) -> I
         if extra is None:
             raise
         reason, code = str(MissingDependencyError(f"{Path(sys.argv[0]).name} ({error.name})", extra)), 1
-    except KeyboardInterrupt:
-        reason, code = "stopped; the same command resumes after the last checkpoint", 130
+    except KeyboardInterrupt as stopped:
+        # A run that tokenizes says which signal it was, and what it leaves.
+        reason = str(stopped) or "stopped; the same command resumes after the last checkpoint"
+        code = 128 + getattr(stopped, "signal_number", signal.SIGINT)
     rank = os.environ.get("RANK", "0")
     print(f"error: {reason}" if rank == "0" else f"error on rank {rank}: {reason}", file=sys.stderr)
     sys.exit(code)

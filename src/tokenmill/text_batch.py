@@ -90,11 +90,14 @@ class PackedTexts(Sequence[str]):
     string and encoding it to UTF-8 again would take a fifth of the time of reading and tokenizing.
     """
 
+    ALL_LEADS = (1 << 64) - 1
     SEPARATOR = b'"\xff"'
     """Separates two texts: a byte that UTF-8 never contains, between the quotes that end and begin JSON strings."""
 
-    def __init__(self, data: bytes, count: int, longest: int) -> None:
+    def __init__(self, data: bytes, count: int, longest: int, leads: int = ALL_LEADS) -> None:
         self.data = data
+        self.leads = leads
+        """Which bytes may be the first of a character outside ASCII: bit i stands for the byte 0xC0 + i."""
         self.longest = longest
         """An upper bound of the bytes of one text."""
         self._count = count

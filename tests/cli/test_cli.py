@@ -23,7 +23,11 @@ import tokenmill as tm
 from tests.support.in_process import tokenmill_here
 from tests.support.program import Program
 from tests.support.running import command, jsonl, sentence, texts_of, tokenmill, wait_for
-from tokenmill.cli import app, main
+from tokenmill.cli import GROUPS, app, main
+from tokenmill.display import Preparation, Silence, Snapshot
+from tokenmill.pipeline.request import Request
+from tokenmill.pipeline.signals import Interrupted, signals_as_exceptions
+from tokenmill.tools.estimate import estimate_run
 
 COMMANDS = (
     "tokenize",
@@ -171,6 +175,41 @@ def test_help_fits_80_columns_and_lists_every_flag(name: str, monkeypatch: pytes
         assert word in done.stdout, word
 
 
+def test_commands_are_grouped_in_help_and_each_is_in_one_group() -> None:
+    group = typer.main.get_command(app)
+    panels: dict[str, list[str]] = {}
+    for name, found in group.commands.items():  # type: ignore[attr-defined]
+        panels.setdefault(found.rich_help_panel, []).append(name)
+    assert list(panels) == list(GROUPS)
+    assert {len(names) for names in panels.values()} <= {2, 5}
+    shown = tokenmill_here("--help").stdout
+    assert [shown.index(panel) for panel in panels] == sorted(shown.index(panel) for panel in panels)
+
+
+def test_the_shell_completes_commands_and_flags() -> None:
+    for words, number, expected in (
+        ("tokenmill es", 1, ["estimate"]),
+        ("tokenmill tokenize --val", 2, ["--val-fraction"]),
+        ("tokenmill bench l", 2, ["loaders"]),
+    ):
+        env = {"_TOKENMILL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(number)}
+        program = "import sys; sys.argv = ['tokenmill']; from tokenmill.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, **env}, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout.split() == expected, done.stderr
+
+
+def test_the_first_screen_says_how_to_begin_documents_with_bos(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(jsonl(["one", "two"]))
+    done = tokenmill("tokenize", path, "-o", tmp_path / "out", "--tokenizer", tiny_tokenizer)
+    assert "begin      no token; --bos puts <|begin|> before every document" in done.stderr
+    assert "(7 B)" in done.stderr or "(6 B)" in done.stderr
+    with_bos = tokenmill("tokenize", path, "-o", tmp_path / "bos", "--tokenizer", tiny_tokenizer, "--bos")
+    assert "begin      <|begin|> 1\n" in with_bos.stderr
+
+
 def all_commands(group: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, found in group.commands.items():
         if hasattr(found, "commands"):
@@ -216,14 +255,15 @@ def test_log_json_is_one_object_per_line(folder: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0
     events = [json.loads(line) for line in done.stderr.splitlines()]
-    assert {event["event"] for event in events} == {"message", "progress"}
+    assert {event["event"] for event in events} == {"message", "progress", "step"}
     progress = [event for event in events if event["event"] == "progress"]
     assert {"time", "fraction", "eta_seconds", "num_documents", "memory_bytes", "bottleneck"} <= progress[-1].keys()
 
 
-def test_flags_may_come_from_a_file_and_the_command_line_wins(folder: Path, tmp_path: Path) -> None:
+def test_flags_may_come_from_a_file_and_the_command_line_wins(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one", "id": 1, "source": "here"}\n')
     (tmp_path / "run.yaml").write_text(
-        f"inputs: {folder / 'a.jsonl'}\nout: {tmp_path / 'from-file'}\ntokenizer: bytes\neos-token: 257\nbos: yes\n"
+        f"inputs: {tmp_path / 'a.jsonl'}\nout: {tmp_path / 'from-file'}\ntokenizer: bytes\neos-token: 257\nbos: yes\n"
         "keep-keys: id, source\nseed: 5\ntask_bytes: 1kB\nworkers: 1\nlog-json: true\nlimit: null\n"
     )
     done = tokenmill_here("tokenize", "--config", tmp_path / "run.yaml", "-o", tmp_path / "out", "--seed", "7")
@@ -255,13 +295,14 @@ def test_progress_ends_with_all_of_it(folder: Path, tmp_path: Path) -> None:
 
 
 def test_warnings_have_the_level_of_warnings(folder: Path, tmp_path: Path) -> None:
-    """A field to keep that no record has gives a warning."""
-    arguments = ["tokenize", "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes", "--keep-keys", "text,nope"]
-    done = tokenmill_here(*arguments, "--log-json", cwd=folder)
+    """A file that is named like text and holds JSON lines gives a warning."""
+    (tmp_path / "a.txt").write_bytes((folder / "a.jsonl").read_bytes())
+    arguments = ["tokenize", "a.txt", "-o", tmp_path / "out", "--tokenizer", "bytes"]
+    done = tokenmill_here(*arguments, "--log-json", cwd=tmp_path)
     events = [json.loads(line) for line in done.stderr.splitlines()]
     levels = {event["level"]: event["text"] for event in events if event["event"] == "message"}
     assert set(levels) == {"info", "warning"}
-    assert levels["warning"] == "--keep-keys: no document that was looked at has 'nope'"
+    assert levels["warning"].startswith("a.txt: JSON lines by content")
 
 
 def test_the_next_command_shows_a_document_that_is_there(tmp_path: Path) -> None:
@@ -379,7 +420,7 @@ def test_a_terminal_shows_a_bar_that_gives_way_to_the_summary(tmp_path: Path) ->
     assert terminal.wait() == 0
     shown = terminal.output.decode()
     assert "━" in shown
-    assert re.search(r"\d+\.\d% .*ETA .*MB/s .*tok/s .*docs", shown)
+    assert re.search(r"\d+\.\d% .*ETA .*B/s .*tok/s .*docs", shown)
     assert re.search(r"workers?, memory [\d.]+ [MG]B of", shown)
     assert "2,000 in = 2,000 out + 0 rejects" in shown
     assert shown.rindex("━") < shown.index("2,000 in")
@@ -461,5 +502,113 @@ def test_an_unfinished_store_is_told_apart_from_a_finished_one(folder: Path, tmp
         assert "unfinished" in tokenmill_here(name, tmp_path / "out").stderr
     done = tokenmill_here(*flags, "--on-error", "skip")
     assert done.returncode == 0
-    assert "2 in = 1 out + 1 rejects" in done.stdout
+    assert "2 in = 1 out + 1 reject" in done.stdout
     assert "malformed-json" in done.stdout
+
+
+@pytest.mark.parametrize("package", ["typer", "psutil"])
+def test_ctrl_c_during_an_import_is_one_line(package: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["x"]))
+    (tmp_path / f"{package}.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException as error:\n"
+        "    raise ImportError('what a package may make of it') from error\n"
+    )
+    done = subprocess.run(
+        command("tokenize", "a.jsonl", "-o", "out", "--tokenizer", "bytes"),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (130, "error: stopped\n")
+
+
+def test_ctrl_c_does_not_wait_for_a_disk_that_does_not_answer(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["x"]))
+    # An input whose reading never ends.
+    program = (
+        "import sys, time; import tokenmill.pipeline.inspection as inspection; "
+        "inspection.open_input = lambda _: (print('reading', flush=True), time.sleep(600)); "
+        "from tokenmill.__main__ import main; main()"
+    )
+    arguments = ["tokenize", "a.jsonl", "-o", "out", "--tokenizer", "bytes"]
+    process = Program(
+        [sys.executable, "-c", program, *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "reading\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "error: stopped by SIGINT"
+
+
+def interrupt_clean_up() -> None:
+    """Press Ctrl-C, which arrives twice, and press it again during the clean-up."""
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(1.1)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the clean-up goes on")
+
+
+def test_a_later_signal_ends_a_clean_up_that_hangs() -> None:
+    with pytest.raises(Interrupted), signals_as_exceptions():
+        interrupt_clean_up()
+
+
+def swallow_exceptions() -> None:
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    except Exception:
+        pytest.fail("it was caught")
+
+
+def test_except_exception_does_not_swallow_ctrl_c() -> None:
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGTERM"), signals_as_exceptions():
+        swallow_exceptions()
+    assert not issubclass(Interrupted, Exception)
+
+
+def test_the_first_seconds_say_what_is_being_done(folder: Path, tmp_path: Path) -> None:
+    done = tokenmill("tokenize", "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes", cwd=folder)
+    said = [line for line in done.stderr.splitlines() if line.endswith(" ...")]
+    assert said == [
+        "loading the tokenizer ...",
+        "looking at the inputs ...",
+        "planning the tasks ...",
+        "starting bytes ...",
+    ]
+    done = tokenmill("estimate", "a.jsonl", "--tokenizer", "bytes", cwd=folder)
+    assert [line for line in done.stderr.splitlines() if line.endswith(" ...")] == [
+        *said[:2],
+        "encoding the sample ...",
+    ]
+
+
+def test_an_estimate_shows_how_much_it_has_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Seen(Silence):
+        def __init__(self) -> None:
+            self.shares: list[float] = []
+
+        def update(self, snapshot: Snapshot | Preparation) -> None:
+            if isinstance(snapshot, Preparation) and snapshot.total:
+                self.shares.append(snapshot.fraction)
+
+    monkeypatch.setattr("tokenmill.tools.estimate.survey.SHOW_SECONDS", 0.0)
+    monkeypatch.chdir(folder)
+    for most in (10**9, 100):
+        monkeypatch.setattr("tokenmill.tools.estimate.survey.READ_ALL_BYTES", most)
+        (folder / "many.jsonl").write_bytes(jsonl(["some text"] * 40_000))
+        seen = Seen()
+        flags = {"inputs": ["many.jsonl", "a.jsonl"], "out": ".", "tokenizer": "bytes"}
+        estimate_run(Request.from_flags(flags), display=seen)
+        assert seen.shares == sorted(seen.shares)
+        assert len(seen.shares) > 1
+        assert 0.5 < seen.shares[-1] <= 1

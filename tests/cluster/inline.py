@@ -80,7 +80,7 @@ class InlineCluster:
 
 
 def request_of(inputs: Path | list[str], out: Path, **flags: Any) -> Request:
-    names = [str(inputs)] if isinstance(inputs, Path) else inputs
+    names = [f"{inputs}/**" if inputs.is_dir() else str(inputs)] if isinstance(inputs, Path) else inputs
     return Request.from_flags({"inputs": names, "out": str(out), "tokenizer": "bytes", **flags})
 
 

@@ -250,6 +250,7 @@ class Proof:
         for shown, ours in (
             ("tokenmill tokenize corpus", f"{sys.executable} -m tokenmill tokenize {' '.join(self._inputs)}"),
             ("--tokenizer tokenizer", FLAGS),
+            ("--memory 28GB", "--memory 1GB"),
         ):
             assert shown in script
             script = script.replace(shown, ours)
@@ -273,7 +274,7 @@ class Proof:
 
     def _compare(self, out: Path, what: str) -> None:
         if not (out / "manifest.json").exists():
-            raise AssertionError(f"{what}: nobody wrote the manifest")
+            raise AssertionError(f"{what}: no rank wrote the manifest")
         compare(self._expected, snapshot(out))
         attempts = json.loads((out / "run.json").read_bytes())["attempts"]
         ranks = {(attempt["rank"], attempt["world_size"]) for attempt in attempts}

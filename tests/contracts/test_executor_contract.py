@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ import pytest
 
 from tests.cluster.inline import InlineCluster
 from tests.support.running import ThreadExecutor
+from tokenmill.engines import load_tokenizer
 from tokenmill.executors.base import Answer, Call, CallEvent, Executor, Lost, Note, Post, Started
 from tokenmill.executors.local import LocalExecutor
+from tokenmill.pipeline import PRELOAD
+from tokenmill.pipeline.workers.engine_cache import EngineKey, warm_engine
 
 ACT = f"{__name__}:act"
 REMEMBER = f"{__name__}:remember"
@@ -35,6 +40,9 @@ def act(post: Post, context: bytes, payload: bytes) -> bytes:
         return remembered
     if word == b"pid":
         return str(os.getpid()).encode()
+    if word == b"threads":
+        # Those of the fork server, which has forked this process.
+        return str(len(os.listdir(f"/proc/{os.getppid()}/task"))).encode()
     if word == b"notes":
         for number in range(int(rest)):
             post(str(number).encode())
@@ -122,6 +130,21 @@ def test_what_was_warmed_is_there_in_every_process(local: LocalExecutor) -> None
     for name in ("one", "two"):
         local.submit(call(b"remembered", name))
     assert answers(collect(local, count=2)) == {"one": b"warmth", "two": b"warmth"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the threads of a process are listed by Linux only")
+def test_the_fork_server_has_a_single_thread_when_it_forks(
+    monkeypatch: pytest.MonkeyPatch, tiny_tokenizer: Path
+) -> None:
+    monkeypatch.setattr("tokenmill.executors.local.PYTHON", sys.executable)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
+    tokenizer = load_tokenizer(str(tiny_tokenizer))
+    with closing(LocalExecutor()) as fresh:
+        fresh.warm(PRELOAD, b"")
+        warm_engine(fresh, tiny_tokenizer, EngineKey("gigatoken", "as-text", tokenizer.sha256))
+        for name in ("first", "second"):
+            fresh.submit(call(b"threads", name, is_last=True))
+        assert answers(collect(fresh, count=2)) == {"first": b"1", "second": b"1"}
 
 
 def test_an_idle_process_is_given_the_next_call_and_a_last_one_ends_with_its_call(local: LocalExecutor) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenmill as tm
+from tests.support.running import tokenize_here
 from tests.support.stores import make_documents, make_store
 from tokenmill.dataset.rows import Integers, ResolvedRows, Rows
 from tokenmill.errors import UsageError
@@ -159,7 +160,7 @@ def test_a_slice_weighs_what_its_rows_hold(tmp_path: Path) -> None:
     rows = tm.take(tm.pack(uneven, seq_len=16, method="pad"), 100)
     assert rows.num_tokens == 1600
     mixture = tm.mix([(rows, 0.5), (tm.pack(flat, seq_len=16, method="pad"), 0.5)])
-    batch = next(iter(tm.Loader(mixture, batch_size=400)))
+    batch = next(iter(tm.Loader(mixture, batch_size=400, epochs=2)))
     assert (batch.inputs == 1).sum() == (batch.inputs == 3).sum()
 
 
@@ -235,3 +236,17 @@ def test_a_mixture_prints_itself_as_a_tree(tmp_path: Path) -> None:
     assert lines[2].startswith("    pack concat, seq_len 16: ")
     assert lines[3].strip().startswith("web/train: 200 documents, ")
     assert all(line.endswith("]") for line in lines)
+
+
+def test_stores_of_different_tokenizers_do_not_mix(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    (tmp_path / "a.txt").write_text("some words\n" * 50)
+    (tmp_path / "copy").mkdir()
+    for path in tiny_tokenizer.iterdir():
+        (tmp_path / "copy" / path.name).write_bytes(path.read_bytes())
+    names = {"one": "bytes", "two": str(tiny_tokenizer), "three": str(tmp_path / "copy")}
+    for name, tokenizer in names.items():
+        tokenize_here(tmp_path / "a.txt", tmp_path / name, tokenizer=tokenizer)
+    one, two, three = (tm.pack(tm.open(tmp_path / name), seq_len=16) for name in names)
+    with pytest.raises(tm.UsageError, match=r"one/train was tokenized with bytes \(\w{6}\), and two/train was .* mix"):
+        tm.mix([(one, 0.5), (tm.shuffle(two), 0.5)])
+    assert tm.mix([(two, 0.5), (three, 0.5)]).num_rows == two.num_rows + three.num_rows

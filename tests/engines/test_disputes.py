@@ -142,6 +142,13 @@ def test_the_lists_are_sorted_and_contain_each_other() -> None:
     assert code_points("letters") < code_points("classes") < code_points("nfc") < code_points("cautious")
 
 
+def test_the_first_bytes_of_disputed_characters_are_known() -> None:
+    for ranges in LISTS.values():
+        leads = DisputeFilter(ranges, {}).leads
+        seen = {chr(code_point).encode()[0] for first, last in ranges for code_point in range(first, last + 1)}
+        assert {0xC0 + bit for bit in range(64) if leads >> bit & 1} == seen
+
+
 def test_ranges_that_touch_are_merged() -> None:
     assert merge_ranges([(9, 12), (1, 3), (4, 4), (10, 11)]) == ((1, 4), (9, 12))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import math
 import os
 import random
 import re
@@ -552,3 +553,26 @@ def test_both_trainers_see_the_same_rows(whole: Trainer, tmp_path: Path) -> None
     paths = ["--batch-log", tmp_path / "batches", "--checkpoint-path", tmp_path / "checkpoints", "--device", "cpu"]
     train_torch.train(train_torch.parse_flags([str(flag) for flag in (*flags, *paths)]))
     assert read_log(tmp_path / "batches") == {step: whole.read("batch_log")[step] for step in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(("steps", "warmup_steps"), [(20, 100), (1000, 100), (7, 5), (50, 0), (1, 1)])
+def test_the_learning_rate_is_that_of_the_torch_trainer(steps: int, warmup_steps: int, train_jax: ModuleType) -> None:
+    config = SimpleNamespace(
+        steps=steps, warmup_steps=warmup_steps, learning_rate=0.01, gradient_clip=0, weight_decay=0.0
+    )
+    optimizer = train_jax.make_optimizer(config)
+    weights = {"weight": jax.numpy.ones(1)}
+
+    def update(state: Any, _: Any) -> tuple[Any, Any]:
+        # Adam divides a constant gradient by itself, so what is left of an update is the rate.
+        updates, state = optimizer.update(weights, state, weights)
+        return state, -updates["weight"][0]
+
+    rates = jax.lax.scan(update, optimizer.init(weights), length=steps)[1].tolist()
+    num_warmup = min(warmup_steps, steps // 10)
+    for step, rate in enumerate(rates, 1):
+        done = max(0, step - num_warmup) / max(1, steps - num_warmup)
+        assert rate == pytest.approx(
+            0.01 * min(step / max(1, num_warmup), 0.55 + 0.45 * math.cos(math.pi * done)), 1e-4
+        )
+    assert rates[-1] == pytest.approx(0.001, 1e-3)

@@ -29,6 +29,7 @@ from tests.examples.trainers import EXAMPLES, load_example, read_log
 from tests.support.program import Program
 from tests.support.running import tokenize_here, wait_for
 from tests.support.stores import make_store
+from tokenmill.remote.bucket import split_url
 
 torch = pytest.importorskip("torch")
 trainer = load_example("train_torch")
@@ -465,7 +466,7 @@ def test_the_loss_is_read_every_n_steps_and_at_the_end(store: Path, tmp_path: Pa
 def test_running_out_of_memory_names_the_flags_to_change(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = make_store(tmp_path / "store", [list(range(30_000))])
+    store = make_store(tmp_path / "store", [list(range(20_001))] * 9)
     flags = ["--seq-len", "20000", "--batch-size", "8", "--steps", "1", "--checkpoint-path", tmp_path]
     limits = resource.getrlimit(resource.RLIMIT_AS)
     # Room for the model, and not for a mask of 8 x 20,000 x 20,000 bytes.
@@ -610,3 +611,15 @@ def test_compiled_blocks_with_flex_attention_give_the_loss_of_plain_ones(
 def test_steps_from_a_store_wait_for_data_less_than_a_hundredth_of_their_time(store: Path, tmp_path: Path) -> None:
     flags = ["--steps", "40", "--seq-len", "256", "--checkpoint-path", tmp_path, "--log-every", "10"]
     assert run_here("--data", store, *flags).clock.shares()["data"] < 0.01
+
+
+def test_a_store_in_a_bucket_is_trained_on(store: Path, s3: str, tmp_path: Path) -> None:
+    url = f"{s3}/train/tok"
+    bucket, prefix = split_url(url)
+    for path in sorted(path for path in store.rglob("*") if path.is_file()):
+        bucket.put(f"{prefix}/{path.relative_to(store)}", path.read_bytes())
+    given = ["--steps", "3", "--batch-size", "2", "--validate-every", "0", "--checkpoint-path"]
+    there = run_here("--data", url, *given, tmp_path / "there")
+    here = run_here("--data", store, *given, tmp_path / "here")
+    assert there.losses
+    assert there.losses == here.losses

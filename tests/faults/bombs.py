@@ -79,6 +79,13 @@ def shared(text: str, count: int) -> pa.Table:
     return pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), [text])})
 
 
+def talk(count: int) -> pa.Table:
+    """A table of one conversation whose messages all refer to one text."""
+    content = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), [LONG])
+    messages = pa.StructArray.from_arrays([pa.array(["user"] * count), content], ["role", "content"])
+    return pa.table({"messages": pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), messages)})
+
+
 def declared(folder: Path) -> Path:
     """A page that says that it has 2 GB, and has 4 KB."""
     size = 140 << 20
@@ -136,6 +143,8 @@ BOMBS = (
     Bomb("rows that repeat the row before", table("in.parquet", lambda: pa.table({"text": [LONG] * 9000}),
          use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"}), 100,
          ("--tokenizer", "bytes", "--limit", "100")),
+    Bomb("a conversation of one text", table("in.parquet", lambda: talk(3000), store_schema=True), None,
+         ("--tokenizer", "bytes", "--messages-key", "messages", "--prompts-only", "--on-error", "skip")),
     Bomb("a value of 1.5 GB", table("in.parquet", lambda: pa.table({"text": pa.array(["a" * 1_500_000_000])}),
          use_dictionary=False), None),
     Bomb("a page of 1.5 GB", table("in.parquet", lambda: pa.table({"text": ["a" * 400] * 4_000_000}),

@@ -24,7 +24,8 @@ from tests.faults._tally import Tally
 ROOT = _shim.ROOT
 BUILD = ROOT / "build" / "sanitizers"
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
-TESTS = ("tests/filling", "tests/dataset", "tests/loaders/test_loader.py", "tests/store")
+TESTS = ("tests/filling", "tests/dataset", "tests/loaders/test_loader.py", "tests/store", "tests/readers")
+TESTS += ("tests/engines/test_word_cache.py",)
 # It measures time and memory, which the sanitizers double; so do tests that name memory. JAX aborts under a sanitizer.
 LEFT_OUT = "tests/dataset/test_scale.py"
 CHOSEN = "not jax and not sharding and not memory"

@@ -48,7 +48,7 @@ def one_round(folder: Path, inputs: list[str], expected: dict[str, bytes], rng: 
         if run.code and not refused:
             finding = finding or f"exit code {run.code}: {run.said[-500:]}"
     if not finding and not any(run.code == 0 for run in runs):
-        finding = "nobody succeeded"
+        finding = "no run succeeded"
     if not (out / "manifest.json").exists():
         # The missing rank runs later.
         for later in commands:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
-from tokenmill.display import Machine, Snapshot, WorkerMoment
+from tokenmill.display import Machine, PlainLines, Preparation, Snapshot, WorkerMoment
 from tokenmill.display.monitor import draw_monitor
 
 LONG = "a/long/way/down/to/a/file/whose/name/is/part-00000.jsonl.zst"
@@ -48,6 +49,8 @@ def make_moment(cores: list[float], num_workers: int = 2, bytes_per_second: floa
         memory_bytes=10**11,
         memory_limit=2 * 10**11,
         bottleneck="encode",
+        text_rate=1e9,
+        token_rate=1e9,
         machine=machine,
     )
 
@@ -81,3 +84,25 @@ def test_of_many_workers_the_slowest_are_shown() -> None:
     assert "and 1 faster worker" in lines
     shown = "\n".join(lines)
     assert "worker 11 " in shown and "worker 12 " not in shown
+
+
+def test_the_last_line_of_a_run_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainLines()
+    fetched = Preparation(action="fetching", what="1 file", unit="rows", seconds=2.0, total=1, done=1)
+    display.update(fetched)
+    display.close()
+    ended = msgspec.structs.replace(make_moment([1.0]), done_bytes=10**12)
+    display._last = 0.0
+    for moment in (ended, msgspec.structs.replace(ended, seconds=101.0), msgspec.structs.replace(ended, seconds=102.0)):
+        display.update(moment)
+    display.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("%")[0].strip() for line in lines] == ["fetching  100.0", "100.0"]
+
+
+def test_small_runs_have_a_speed_and_one_of_anything_is_singular() -> None:
+    one = {"num_documents": 1, "num_rejects": 1, "text_rate": 20_000.0}
+    assert "20 kB/s  1.0G tok/s  1 doc  1 reject" in msgspec.structs.replace(make_moment([1.0]), **one).line()
+    assert "1.00 GB/s  1.0G tok/s" in make_moment([1.0]).line()
+    row = Preparation(action="writing", what="", unit="rows", seconds=1.0, total=1, done=1)
+    assert row.line() == "writing  100.0%  ETA 00:00  1 row of 1 row  1 row/s"

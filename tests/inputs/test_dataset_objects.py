@@ -18,7 +18,7 @@ from tokenmill.display import Silence
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.inputs import dataset_objects
 from tokenmill.pipeline.request import Request
-from tokenmill.pipeline.run import _staging
+from tokenmill.pipeline.tokenize_any import _staging
 from tokenmill.store.store import TokenStore
 
 TEXTS = [text for text in make_texts(700, seed=3) if text]
@@ -117,7 +117,7 @@ def test_an_unreadable_dataset_is_refused_in_a_sentence_and_leaves_no_file(tmp_p
         "the dataset is a set of splits, DatasetDict; pass one of them: 'train', 'test'": DatasetDict(
             train=dataset, test=dataset
         ),
-        "join several with datasets.concatenate_datasets": [dataset, dataset],
+        "join several, for example with datasets.concatenate_datasets": [dataset, dataset],
         "the dataset has no rows": Dataset.from_dict({"text": []}),
         "the dataset has no column 'text'; it has no columns$": Dataset.from_dict({}),
         "it has 'messages': pass messages_key='messages' for conversations": Dataset.from_dict({"messages": [[]]}),

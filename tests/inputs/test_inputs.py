@@ -52,6 +52,7 @@ def test_a_list_names_one_path_per_line(here: Path) -> None:
         (["@blank.txt"], "blank.txt"),
         (["a.jsonl", "./a.jsonl"], "a.jsonl"),
         (["pipe"], "pipe"),
+        (["-"], "standard input is not read, because a run"),
         (["ftp://host/a.jsonl"], "ftp://"),
         ([], "no input"),
     ],

@@ -20,7 +20,8 @@ from tests.support.object_server import FaultyProxy
 from tests.support.running import tokenize_here, tokenmill
 from tokenmill.errors import DataError, StoreError, TokenmillError, UsageError
 from tokenmill.inputs import expand_inputs
-from tokenmill.pipeline.input_file import check_unchanged, inspect_inputs
+from tokenmill.pipeline.input_file import check_unchanged
+from tokenmill.pipeline.inspection import inspect_inputs
 from tokenmill.readers.base import ReadOptions
 from tokenmill.remote import split_url
 from tokenmill.remote.paths import BLOCK_BYTES, RemotePath

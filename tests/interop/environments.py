@@ -13,8 +13,19 @@ TORCH = "torch==2.13.0"
 # Each list is one call of pip. litdata and mosaicml-streaming ask for torchvision, whose wheels on PyPI do not load with a
 # CPU torch, and for the clients of every cloud; they are installed without their dependencies, plus what they import.
 PACKAGES: dict[str, list[list[str]]] = {
-    "megatron": [[TORCH, "numpy", "megatron-core>=0.12"]],
+    # The second list is for the programs in `tools/` of a checkout, which a benchmark runs.
+    "megatron": [
+        [TORCH, "numpy", "megatron-core>=0.12"],
+        ["transformers", "gigatoken>=0.10,<0.11", "einops", "nltk", "pybind11", "tqdm", "triton"],
+    ],
     "datatrove": [[TORCH, "datatrove[processing,io]>=0.4", "tokenizers", "numpy"]],
+    # The release candidate, and what tokenmill and its tests import; tokenmill is found by its path.
+    "tokenizers1": [
+        ["tokenizers==1.0.0rc3", "gigatoken>=0.10,<0.11", "sentencepiece>=0.2", "tiktoken>=0.8", "typer>=0.15,<0.29"],
+        "isal jinja2 msgspec numpy psutil pyarrow pyyaml rich xxhash zstandard pytest pytest-timeout hypothesis".split(),
+    ],
+    # Of benchmarks/engines.py.
+    "peer_engines": [["splintr-rs==0.22.0", "tokie==0.1.4", "kitoken==0.11.1"]],
     "transformers": [["transformers>=4.56", "jinja2"]],
     "trl_templates": [["transformers>=5", "jinja2"], ["--no-deps", "trl==1.16.0"]],
     # What tokenmill imports to load a store; its code is found by its path.
@@ -45,7 +56,7 @@ PACKAGES: dict[str, list[list[str]]] = {
         ["--no-deps", "mosaicml-streaming>=0.11"],
     ],
     "litdata": [
-        [TORCH, "numpy", "lightning-utilities", "filelock", "requests", "boto3", "obstore", "tifffile"],
+        [TORCH, "numpy", "tokenizers<1", "lightning-utilities", "filelock", "requests", "boto3", "obstore", "tifffile"],
         ["--no-deps", "litdata>=0.2.40"],
     ],
 }

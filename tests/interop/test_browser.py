@@ -20,7 +20,7 @@ from tests.conftest import make_texts, write_jsonl
 from tests.support.running import tokenize_here
 from tests.tools.test_report import EVIL
 from tokenmill.store.store import TokenStore
-from tokenmill.tools.report import write_report
+from tokenmill.tools.report import report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -149,7 +149,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
 @pytest.fixture(scope="module")
 def page(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write_report(store, path, seq_len=64)
+    report(store, path, seq_len=64)
     return path
 
 
@@ -160,7 +160,7 @@ def supervised_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tokenize_here(
         folder / "in.jsonl", folder / "store", tokenizer="bytes", prompt_key="prompt", response_key="response"
     )
-    write_report(store, folder / "report.html")
+    report(store, folder / "report.html")
     return folder / "report.html"
 
 
@@ -391,3 +391,25 @@ def test_without_scripts_all_figures_are_there(browser: Browser, page: Path) -> 
         assert browser.find("#lengths svg").is_displayed()
     finally:
         browser.command("Emulation.setScriptExecutionDisabled", value=False)
+
+
+def test_a_table_that_goes_on_has_a_shadow_at_that_edge(browser: Browser, page: Path) -> None:
+    browser.command("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+    try:
+        browser.open(page)
+        wide = "[...document.querySelectorAll('.scroll')].find((one) => one.scrollWidth > one.clientWidth + 60)"
+        place = f"const one = {wide}; one.scrollIntoView({{block: 'center'}}); one.scrollLeft = arguments[0];"
+        place += "const box = one.getBoundingClientRect(); return [box.left, box.right, box.top + scrollY];"
+
+        def edges(scrolled: int) -> list[bytes]:
+            """Pixels at the left edge and at the right edge, above the text of the first row."""
+            left, right, top = browser.run(place, scrolled)
+            clips = [{"x": x, "y": top, "width": 4, "height": 3, "scale": 1} for x in (left + 1, right - 5)]
+            return [browser.command("Page.captureScreenshot", clip=clip)["data"] for clip in clips]
+
+        start, end = edges(0), edges(10_000)
+        assert start[0] != start[1], "there is a shadow at the right"
+        assert end[0] != start[0], "there is a shadow at the left"
+        assert start[0] == end[1], "there is none where the table ends"
+    finally:
+        browser.command("Emulation.clearDeviceMetricsOverride")

@@ -218,6 +218,24 @@ def test_a_damaged_copy_in_the_cache_of_a_bucket_is_noticed(tmp_path: Path, s3: 
     step_for(tm.load(f"{s3}/tok", seq_len=16, batch_size=2, verify="background"), 0.3)
 
 
+def test_checking_takes_a_bounded_share_of_a_core_and_of_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece of 4 MiB that took 20 ms of a core, 100 ms of a disk, or no time at all."""
+    clock, slept = {"monotonic": 0.0, "thread_time": 0.0}, []
+    for name in clock:
+        monkeypatch.setattr(background_check.time, name, lambda name=name: clock[name])
+    monkeypatch.setattr(background_check.time, "sleep", slept.append)
+    check, piece = background_check.BackgroundCheck(), memoryview(bytes(background_check.REST_BYTES))
+    for seconds, cpu_seconds in ((0.02, 0.02), (0.1, 0.0001), (0, 0)):
+        pace = background_check._Pace(check)
+        clock["monotonic"] += seconds
+        clock["thread_time"] += cpu_seconds
+        pace.rest(piece)
+    assert slept == pytest.approx([0.02 / 0.003 - 0.02, 0.3, len(piece) / 100e6])
+    check.is_awaited = True
+    pace.rest(piece)
+    assert len(slept) == 3
+
+
 def test_data_without_checksums_is_refused(tmp_path: Path) -> None:
     np.arange(1000, dtype=np.uint16).tofile(tmp_path / "a.bin")
     with pytest.raises(UsageError, match="verify='background' needs checksums, and .* has none"):

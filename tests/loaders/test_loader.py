@@ -541,7 +541,7 @@ def test_drop_last_changes_nothing_without_a_rest_and_needs_one_batch(stores: li
     assert len(list(tm.Loader(rows, batch_size=48, epochs=1, drop_last=True))) == 1
     with pytest.raises(UsageError, match="drop_last leaves no batch: there are 48 rows, and .* has 49"):
         tm.Loader(rows, batch_size=49, epochs=1, drop_last=True)
-    collect(tm.Loader(rows, batch_size=49, drop_last=True), 3)  # without an end there is no last batch
+    collect(tm.Loader(rows, batch_size=47, drop_last=True), 3)  # without an end there is no last batch
 
 
 @pytest.mark.usefixtures("inner_loops")
@@ -621,6 +621,12 @@ def test_load_is_the_whole_way_in_one_line(tmp_path: Path) -> None:
         tm.load(tmp_path, seq_len=8, batch_size=4, framework="caffe")
     with pytest.raises(StoreError, match="does not exist"):
         tm.load(tmp_path / "nothing", seq_len=8, batch_size=4)
+
+
+def test_an_unknown_setting_is_refused_by_its_name(tmp_path: Path) -> None:
+    rows = tm.pack(tm.open(make_store(tmp_path, [[1] * 50])), seq_len=4)
+    with pytest.raises(TypeError, match="Loader got an unexpected setting 'worldsize'"):
+        tm.Loader(rows, batch_size=1, rank=0, worldsize=2)  # type: ignore[call-arg]
 
 
 def test_ranks_come_from_where_the_trainer_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -830,3 +836,25 @@ def num_maps() -> int:
 def anonymous_bytes() -> int:
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
     return int(line.split()[1]) * 1024
+
+
+def test_a_batch_prints_its_shapes_types_and_fields(open_tiny_store: Callable[[], tm.TokenStore]) -> None:
+    batch = next(iter(tm.load(open_tiny_store(), seq_len=16, batch_size=2, dtype="int32")))
+    assert repr(batch).startswith("Batch(inputs (2, 16) int32, targets (2, 16) int32; also input_ids, ")
+    for name in repr(batch).rstrip(")").partition("; also ")[2].split(", "):
+        getattr(batch, name)
+    torch = pytest.importorskip("torch")
+    tensors = next(iter(tm.load(open_tiny_store(), seq_len=16, batch_size=2, framework="torch")))
+    assert repr(tensors).startswith("Batch(inputs (2, 16) int64, ")
+    assert isinstance(tensors.positions, torch.Tensor)
+
+
+def test_an_endless_batch_that_is_larger_than_the_data_is_refused(tmp_path: Path) -> None:
+    store = tm.open(make_store(tmp_path, make_documents(40)))
+    rows = tm.pack(store, seq_len=8)
+    with pytest.raises(
+        tm.UsageError, match=rf"a batch of all ranks has {2 * len(rows)} rows, and there are {len(rows)}, so"
+    ):
+        tm.Loader(rows, batch_size=len(rows), rank=0, world_size=2)
+    tm.Loader(rows, batch_size=len(rows))
+    tm.Loader(rows, batch_size=2 * len(rows), epochs=4)

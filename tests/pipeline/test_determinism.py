@@ -43,7 +43,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     (folder / "e.json").write_text(json.dumps([{"text": text if n != 3 else n} for n, text in enumerate(texts)]))
     for number in range(6):
         (folder / f"small{number}.jsonl").write_bytes(make_lines(3, 20 + number)[1])
-    return [str(folder)]
+    return [f"{folder}/**"]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_plain_file_and_its_compressed_copies_give_the_same_shards(tmp_path: P
 def test_where_inputs_lie_and_how_they_are_named_does_not_matter(tmp_path: Path, mixed: list[str]) -> None:
     import shutil
 
-    shutil.copytree(mixed[0], tmp_path / "elsewhere")
+    shutil.copytree(mixed[0].removesuffix("/**"), tmp_path / "elsewhere")
     (tmp_path / "list.txt").write_text("".join(f"{path}\n" for path in sorted((tmp_path / "elsewhere").iterdir())))
     listed = run([f"@{tmp_path / 'list.txt'}"], tmp_path / "b", "bytes", workers=2)
     assert run(mixed, tmp_path / "a", "bytes", workers=2) == listed

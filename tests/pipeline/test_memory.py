@@ -15,6 +15,11 @@ import pytest
 import tokenmill as tm
 from tests.conftest import make_texts
 from tests.support.running import compress, jsonl, start
+from tokenmill.errors import UsageError
+from tokenmill.pipeline.journal.locks import count_other_ranks_here, locked
+from tokenmill.pipeline.plan.budget import Budget, make_budget
+from tokenmill.pipeline.plan.ranks import Share
+from tokenmill.pipeline.request import Request
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux tells shared memory")
 
@@ -99,7 +104,38 @@ def test_the_gate_reads_a_bounded_part_of_a_corpus_of_long_documents(tmp_path: P
     run = Watched(path, "-o", tmp_path / "out", "--tokenizer", tiny_tokenizer, "--memory", "600MB")
     parity = run.store.manifest.engine.parity
     assert parity is not None
-    assert parity.num_documents >= 1000
-    assert 2e6 < parity.num_bytes < 40e6
+    assert 200 < parity.num_documents == parity.num_in_parts
+    assert 0.5e6 < parity.num_bytes < 3.2e6
     assert run.peak < 600e6
     assert run.store.num_documents == len(texts)
+
+
+def budget_of(num_others: int = 0, **flags: Any) -> Budget:
+    request = Request.from_flags({"inputs": ["a"], "out": "out", "tokenizer": "bytes", "workers": 1, **flags})
+    return make_budget(request, 1000, num_others)
+
+
+def test_ranks_of_one_machine_never_take_more_than_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmill.pipeline.plan.budget.available_memory", lambda: 100 * 10**9)
+    budgets = [budget_of(others).memory_bytes for others in range(8)]
+    assert budgets[0] == 60 * 10**9
+    assert budgets == sorted(budgets, reverse=True)
+    assert sum(budgets) < 100 * 10**9
+    assert budget_of(3, memory="6GB").memory_bytes == 6 * 10**9
+
+
+def test_a_rank_sees_the_others_of_its_machine(tmp_path: Path) -> None:
+    with locked(tmp_path, Share(0, 3)):
+        assert count_other_ranks_here(tmp_path, Share(0, 3)) == 0
+        assert count_other_ranks_here(tmp_path, Share(2, 3)) == 1
+        (tmp_path / ".rank-0-of-3.lock").write_text("1 another-machine")
+        assert count_other_ranks_here(tmp_path, Share(2, 3)) == 0
+
+
+def test_more_memory_than_there_is_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmill.pipeline.plan.budget.total_memory", lambda: 8 * 10**9)
+    with pytest.raises(
+        UsageError, match="--memory 9GB is more than the 8.00 GB that this machine or its container has"
+    ):
+        budget_of(memory="9GB")
+    assert budget_of(memory="8GB").memory_bytes == 8 * 10**9

@@ -103,7 +103,6 @@ BAD = {
     "nul_bytes.jsonl": Defect(_lines(ONE, b'{"text": "a\0b"}'), ["one"], {2: "malformed-json"}),
     "null_text.jsonl": Defect(_lines(b'{"text": null}', ONE, b'{"text": null}'), ["one"], dict.fromkeys([1, 3], "null-text")),
     "nested.jsonl": Defect(_lines(b'{"text": ' + b"[" * 50_000, ONE), ["one"], {1: "malformed-json"}),
-    "utf16.txt": Defect("one\ntwo\n".encode("utf-16"), ["\0t\0w\0o\0", "\0"], {1: "invalid-utf8"}),
     "truncated.jsonl.gz": Defect(gzip.compress(jsonl(["one", "two", "x" * 50]))[:-20], [], {1: "damaged"}),
     "truncated.jsonl.zst": Defect(
         zstd(jsonl(["one"])) + zstd(jsonl(["two", "three"]))[:-6], ["one"], {2: "damaged"}

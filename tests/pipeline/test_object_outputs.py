@@ -64,7 +64,7 @@ def objects(url: str) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def local(corpus: Path) -> Path:
     """The same store on a disk."""
-    tm.tokenize(str(corpus), corpus.parent / "local", **flags())
+    tm.tokenize(f"{corpus}/**", corpus.parent / "local", **flags())
     return corpus.parent / "local"
 
 
@@ -75,7 +75,7 @@ def expected(local: Path) -> dict[str, bytes]:
 
 def arguments(corpus: Path, url: str) -> list[str]:
     return [
-        *("tokenize", str(corpus), "-o", url, "--tokenizer", "bytes", "--task-bytes", str(TASK_BYTES)),
+        *("tokenize", f"{corpus}/**", "-o", url, "--tokenizer", "bytes", "--task-bytes", str(TASK_BYTES)),
         *("--workers", "2", "--val-fraction", "0.1", "--on-error", "skip"),
     ]
 
@@ -85,7 +85,7 @@ def test_a_store_in_a_bucket_has_the_bytes_of_one_on_a_disk(
 ) -> None:
     url = f"{s3}/stores/tok"
     (tmp_path / "scratch").mkdir()
-    store = tm.tokenize(str(corpus), url, **flags(scratch=str(tmp_path / "scratch")))
+    store = tm.tokenize(f"{corpus}/**", url, **flags(scratch=str(tmp_path / "scratch")))
     assert objects(url) == expected
     assert not list((tmp_path / "scratch").iterdir()), "nothing is left in the scratch directory"
     assert store.num_documents > 500
@@ -93,7 +93,7 @@ def test_a_store_in_a_bucket_has_the_bytes_of_one_on_a_disk(
     assert again.returncode == 0, again.stderr
     assert f"{url} is already finished" in again.stdout
     with pytest.raises(StoreError, match=f"^{url} was made with --eos"):
-        tm.tokenize(str(corpus), url, **flags(eos=False))
+        tm.tokenize(f"{corpus}/**", url, **flags(eos=False))
     assert objects(url) == expected
 
 
@@ -136,7 +136,7 @@ def test_a_killed_run_is_continued_from_the_bucket(
 
 def test_faults_change_no_byte(corpus: Path, s3: str, faulty: FaultyProxy, expected: dict[str, bytes]) -> None:
     faulty.rate = 0.4
-    tm.tokenize(str(corpus), f"{s3}/tok", **flags())
+    tm.tokenize(f"{corpus}/**", f"{s3}/tok", **flags())
     faulty.rate = 0
     assert sum(faulty.counts[fault] for fault in faulty.faults) > 15
     assert objects(f"{s3}/tok") == expected
@@ -157,7 +157,7 @@ def test_two_runs_at_once_make_one_store(corpus: Path, s3: str, expected: dict[s
 
 def test_ranks_without_a_common_disk_make_one_store(corpus: Path, s3: str, expected: dict[str, bytes]) -> None:
     url = f"{s3}/tok"
-    stores = [tm.tokenize(str(corpus), url, rank=rank, world_size=3, **flags()) for rank in (1, 0, 2)]
+    stores = [tm.tokenize(f"{corpus}/**", url, rank=rank, world_size=3, **flags()) for rank in (1, 0, 2)]
     assert [store is None for store in stores] == [True, True, False]
     assert objects(url) == expected
 
@@ -184,7 +184,7 @@ def test_status_and_finish_of_ranks_that_have_no_disk_in_common(
     corpus: Path, s3: str, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"{s3}/tok"
-    assert tm.tokenize(str(corpus), url, rank=0, world_size=2, **flags()) is None
+    assert tm.tokenize(f"{corpus}/**", url, rank=0, world_size=2, **flags()) is None
     status = read_status(url)
     assert (status.folder, status.state) == (url, "stopped")
     assert [rank.state for rank in status.ranks] == ["done", "not begun"]
@@ -202,7 +202,7 @@ def test_status_and_finish_of_ranks_that_have_no_disk_in_common(
         # Killed after the last task of its share and before the manifest.
         patch.setattr("tokenmill.pipeline.run.finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            tm.tokenize(str(corpus), url, rank=1, world_size=2, **flags())
+            tm.tokenize(f"{corpus}/**", url, rank=1, world_size=2, **flags())
     assert [rank.state for rank in read_status(url).ranks] == ["done", "done"]
     shown = tokenmill("status", url)
     assert f"All ranks have ended. Next: tokenmill finish {url}" in " ".join(shown.stdout.split())
@@ -217,7 +217,7 @@ def test_status_and_finish_of_ranks_that_have_no_disk_in_common(
 def test_a_run_into_a_bucket_can_be_watched(corpus: Path, s3: str) -> None:
     """The status uses the reports of the run, because a bucket has no locks."""
     url = f"{s3}/tok"
-    assert tm.tokenize(str(corpus), url, rank=0, world_size=2, **flags()) is None
+    assert tm.tokenize(f"{corpus}/**", url, rank=0, world_size=2, **flags()) is None
     bucket, prefix = split_url(url)
     key = f"{prefix}/.tasks/progress-rank-0-of-2.json"
     (told,) = msgspec.json.decode(bucket.read(key), type=list[AttemptInfo])
@@ -231,16 +231,16 @@ def test_a_run_into_a_bucket_can_be_watched(corpus: Path, s3: str) -> None:
 def test_files_of_other_programs_in_the_folder_stay(corpus: Path, s3: str, expected: dict[str, bytes]) -> None:
     """Notes, checkpoints, and a store inside the store's place."""
     url = f"{s3}/tok"
-    tm.tokenize(str(corpus), url, **flags())
+    tm.tokenize(f"{corpus}/**", url, **flags())
     tm.tokenize(str(corpus / "c.txt"), f"{url}/inner", **flags())
     bucket, prefix = split_url(url)
     for name in ("README.md", "checkpoints/step1.pt", "train/notes.txt"):
         bucket.put(f"{prefix}/{name}", b"mine")
     before = objects(url)
-    tm.tokenize(str(corpus), url, **flags())
+    tm.tokenize(f"{corpus}/**", url, **flags())
     assert objects(url) == before
     assert verify(url).is_sound
-    tm.tokenize(str(corpus), url, **flags(overwrite=True))
+    tm.tokenize(f"{corpus}/**", url, **flags(overwrite=True))
     assert objects(url) == before
     assert expected.items() <= before.items()
 
@@ -255,7 +255,7 @@ def test_a_run_that_was_replaced_by_another_leaves_the_store_alone(
 
     def publish_late(*task: Any) -> None:
         monkeypatch.setattr(worker, "publish_task", publish)
-        tm.tokenize(str(corpus), url, **flags(seed=7, overwrite=True))
+        tm.tokenize(f"{corpus}/**", url, **flags(seed=7, overwrite=True))
         made.append(objects(url))
         publish(*task)
 
@@ -270,19 +270,19 @@ def test_a_run_that_was_replaced_by_another_leaves_the_store_alone(
 
 def test_a_finished_store_with_a_file_missing_is_not_called_finished(corpus: Path, s3: str) -> None:
     url = f"{s3}/tok"
-    tm.tokenize(str(corpus), url, **flags())
+    tm.tokenize(f"{corpus}/**", url, **flags())
     bucket, prefix = split_url(url)
     bucket.delete([f"{prefix}/train/shard-00000-0000.bin"])
     with pytest.raises(StoreError, match=r"shard-00000-0000.bin is missing, and the manifest says .*--overwrite"):
-        tm.tokenize(str(corpus), url, **flags())
+        tm.tokenize(f"{corpus}/**", url, **flags())
 
 
 def test_orphans_are_listed_by_verify_and_removed_by_the_next_run(
     corpus: Path, s3: str, expected: dict[str, bytes]
 ) -> None:
     url = f"{s3}/tok"
-    tm.tokenize(str(corpus), url, **flags())
-    assert verify(url, against=[str(corpus)]).is_sound
+    tm.tokenize(f"{corpus}/**", url, **flags())
+    assert verify(url, against=[f"{corpus}/**"]).is_sound
     bucket, prefix = split_url(url)
     bucket.put(f"{prefix}/train/shard-00000-0777.bin", b"an orphan")
     bucket.put(f"{prefix}/.tasks/00000-0777.json", b"{}")
@@ -290,13 +290,13 @@ def test_orphans_are_listed_by_verify_and_removed_by_the_next_run(
     assert "shard-00000-0777.bin" in done.stderr
     assert ".tasks/00000-0777.json" in done.stderr
     assert "2 problems" in sentence(done)
-    tm.tokenize(str(corpus), url, **flags())
+    tm.tokenize(f"{corpus}/**", url, **flags())
     assert objects(url) == expected
 
 
 def test_damage_is_found_by_verify(corpus: Path, s3: str) -> None:
     url = f"{s3}/tok"
-    tm.tokenize(str(corpus), url, **flags())
+    tm.tokenize(f"{corpus}/**", url, **flags())
     bucket, prefix = split_url(url)
     key = next(info.key for info in bucket.list(f"{prefix}/train") if info.key.endswith(".bin"))
     data = bytearray(bucket.read(key))
@@ -310,25 +310,25 @@ def test_overwrite_and_what_is_not_ours(corpus: Path, s3: str) -> None:
     bucket, _ = split_url(s3)
     bucket.put("mine/notes.txt", b"not a store")
     with pytest.raises(StoreError, match=r"is not empty and not a token store: it has notes.txt"):
-        tm.tokenize(str(corpus), f"{s3}/mine", **flags())
+        tm.tokenize(f"{corpus}/**", f"{s3}/mine", **flags())
     with pytest.raises(StoreError, match=r"is not a token store: it has notes.txt"):
-        tm.tokenize(str(corpus), f"{s3}/mine", **flags(overwrite=True))
+        tm.tokenize(f"{corpus}/**", f"{s3}/mine", **flags(overwrite=True))
     assert bucket.read("mine/notes.txt") == b"not a store"
-    tm.tokenize(str(corpus), f"{s3}/tok", **flags())
+    tm.tokenize(f"{corpus}/**", f"{s3}/tok", **flags())
     with pytest.raises(StoreError, match=rf"{s3}/tok was made with --eos"):
-        tm.tokenize(str(corpus), f"{s3}/tok", **flags(eos=False))
-    store = tm.tokenize(str(corpus), f"{s3}/tok", **flags(eos=False, overwrite=True))
+        tm.tokenize(f"{corpus}/**", f"{s3}/tok", **flags(eos=False))
+    store = tm.tokenize(f"{corpus}/**", f"{s3}/tok", **flags(eos=False, overwrite=True))
     assert store.manifest.special_tokens.eos_id is None
 
 
 def test_wrong_arguments_are_one_sentence(tmp_path: Path, corpus: Path, s3: str) -> None:
     with pytest.raises(UsageError, match="is a whole bucket; name a folder in it"):
-        tm.tokenize(str(corpus), s3, **flags())
+        tm.tokenize(f"{corpus}/**", s3, **flags())
     with pytest.raises(UsageError, match="--scratch x is for a store in a bucket"):
-        tm.tokenize(str(corpus), tmp_path / "out", **flags(scratch="x"))
+        tm.tokenize(f"{corpus}/**", tmp_path / "out", **flags(scratch="x"))
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--scratch .* cannot be used"):
-        tm.tokenize(str(corpus), f"{s3}/tok", **flags(scratch=str(tmp_path / "file")))
+        tm.tokenize(f"{corpus}/**", f"{s3}/tok", **flags(scratch=str(tmp_path / "file")))
     for command_name in ("status", "finish"):
         assert f"{s3}/nothing" in sentence(tokenmill(command_name, f"{s3}/nothing"))
 
@@ -336,7 +336,7 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path, corpus: Path, s3: str)
 @pytest.mark.slow
 def test_commands_look_at_a_store_in_a_bucket(tmp_path: Path, corpus: Path, s3: str, local: Path) -> None:
     url = f"{s3}/tok"
-    tm.tokenize(str(corpus), url, **flags())
+    tm.tokenize(f"{corpus}/**", url, **flags())
     for more in (("inspect", "--json"), ("trace", "--step", "1", "--seq-len", "16", "--json")):
         remote, here = (tokenmill(more[0], store, *more[1:]) for store in (url, local))
         assert remote.returncode == 0, remote.stderr
@@ -356,10 +356,10 @@ def test_commands_look_at_a_store_in_a_bucket(tmp_path: Path, corpus: Path, s3: 
 
 def test_what_needs_a_directory_says_so(tmp_path: Path, corpus: Path, s3: str) -> None:
     with pytest.raises(UsageError, match="must be a directory of this machine"):
-        tm.load(str(corpus), 16, 4, tokenizer="bytes", cache=f"{s3}/cache")
+        tm.load(f"{corpus}/**", 16, 4, tokenizer="bytes", cache=f"{s3}/cache")
     with pytest.raises(UsageError, match="fetch='range' is for stores, and this is raw text"):
-        tm.load(str(corpus), 16, 4, tokenizer="bytes", cache=str(tmp_path / "c"), fetch="range")
-    done = tokenmill("tokenize", str(corpus), "-o", f"{s3}/tok", "--tokenizer", "bytes", "--dry-run")
+        tm.load(f"{corpus}/**", 16, 4, tokenizer="bytes", cache=str(tmp_path / "c"), fetch="range")
+    done = tokenmill("tokenize", f"{corpus}/**", "-o", f"{s3}/tok", "--tokenizer", "bytes", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert not Path("s3:").exists()
 

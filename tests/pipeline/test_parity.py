@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,11 +19,14 @@ from tokenmill.errors import TokenmillError
 from tokenmill.executors.base import Answer, Call, CallEvent, Place, Started
 from tokenmill.executors.local import LocalExecutor
 from tokenmill.inputs import Input
-from tokenmill.pipeline.input_file import inspect_inputs
+from tokenmill.pipeline.inspection import inspect_inputs
+from tokenmill.pipeline.journal.journal import TaskEntry
+from tokenmill.pipeline.parity import Compared, ParityCheck, mismatches, pair_up
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import run
-from tokenmill.pipeline.task.parity import GateResult, Sample, _differing_documents, mismatches, take_sample
-from tokenmill.pipeline.workers.messages import Finished, decode_answer
+from tokenmill.pipeline.task.gate_sample import GateSample, Sample, take_sample
+from tokenmill.pipeline.task.task_sample import cut_window
+from tokenmill.pipeline.workers.messages import Finished, RunGate, decode_answer, decode_order, encode
 from tokenmill.readers import ReadOptions
 from tokenmill.store.store import TokenStore
 from tokenmill.text_batch import TokenBatch
@@ -65,24 +69,23 @@ def test_one_wrong_id_in_a_thousand_documents_is_found(tiny_tokenizer: Path) -> 
     assert mismatches(Slip(reference, texts[777]), reference, texts) == [texts[777]]
 
 
-def sample_of(paths: list[Path], engine: Any = None, **options: Any) -> Sample:
+def sample_of(paths: list[Path], **options: Any) -> Sample:
     settings = ReadOptions(**options)
-    split = engine.split if engine is not None else lambda text, size: [text]
-    inputs = [Input(str(path)) for path in paths]
-    return take_sample(inspect_inputs(inputs, "auto", settings), settings, split)
+    return take_sample(inspect_inputs([Input(str(path)) for path in paths], "auto", settings), settings)
 
 
-def test_ten_thousand_tiny_inputs_give_a_thousand_documents_and_2_mb(tmp_path: Path) -> None:
+def numbers_of(sample: Sample) -> list[int]:
+    return sorted(int(text.split()[0]) for text in sample.texts)
+
+
+def test_thousands_of_tiny_inputs_give_a_thousand_documents_spread_over_them(tmp_path: Path) -> None:
     for number in range(3000):
-        (tmp_path / f"{number:04d}.txt").write_text(f"{number} " + "word " * 180)
+        (tmp_path / f"{number:04d}.txt").write_text(f"{number} " + "word " * 90)
     paths = sorted(tmp_path.iterdir())
-    sample = sample_of(paths)
-    numbers = sorted(int(document.texts[0].split()[0]) for document in sample.documents)
-    assert len(numbers) == len(set(numbers)) >= 1000
-    assert sample.num_characters >= 2e6
-    # The sample is spread over the inputs even if reading stops early.
+    numbers = numbers_of(sample_of(paths))
+    assert len(numbers) == len(set(numbers)) == 1000
     assert max(b - a for a, b in pairwise([0, *numbers, 3000])) < 10
-    assert len(sample_of(paths[:700]).documents) == 700
+    assert sample_of(paths[:700]).num_documents == 700
 
 
 def test_documents_come_from_all_row_groups_of_parquet_and_all_parts_of_large_files(tmp_path: Path) -> None:
@@ -91,39 +94,33 @@ def test_documents_come_from_all_row_groups_of_parquet_and_all_parts_of_large_fi
         write_parquet(tmp_path / "a.parquet", texts, rows_per_group=500),
         write_jsonl(tmp_path / "a.jsonl", texts),
     ):
-        numbers = sorted(int(document.texts[0].split()[0]) for document in sample_of([path]).documents)
+        numbers = numbers_of(sample_of([path]))
         assert max(b - a for a, b in pairwise([0, *numbers, 20_000])) < 1500
 
 
-def test_long_documents_are_compared_whole_while_the_sample_is_bounded(tmp_path: Path, tiny_tokenizer: Path) -> None:
-    engine = create("gigatoken", load_tokenizer(str(tiny_tokenizer)))
-    texts = [f"{number} " + "some words " * 80_000 for number in range(20)]
-    path = write_jsonl(tmp_path / "a.jsonl", [*texts, "short"])
-    sample = sample_of([path], engine)
-    assert len(sample.documents) == 21
-    assert sample.num_in_parts == 0
-    assert sorted("".join(document.texts) for document in sample.documents) == sorted([*texts, "short"])
-    assert max(len(text) for document in sample.documents for text in document.texts) < 60_000
-    # Where an engine cannot cut a text, and of texts beyond all bounds, parts are compared and counted as such.
-    (document,) = sample_of([write_jsonl(tmp_path / "b.jsonl", texts[:1])]).documents
-    assert not document.is_whole
-    assert (document.texts[0], document.texts[-1]) == (texts[0][:1000], texts[0][-1000:])
-    write_jsonl(tmp_path / "c.jsonl", texts * 3)
-    sample = sample_of([tmp_path / "c.jsonl"], engine)
-    assert len(sample.documents) == 60
-    assert 20 < sample.num_in_parts < 45
+def test_the_sample_is_a_share_of_a_small_corpus_and_at_most_3_mb(tmp_path: Path) -> None:
+    sizes = []
+    for count in (60, 60_000):
+        text = " ".join(f"word{number}" for number in range(2000))
+        path = write_jsonl(tmp_path / f"{count}.jsonl", [f"{number} {text}" for number in range(count // 12)])
+        sample = sample_of([path])
+        assert sample.num_in_parts == sample.num_documents
+        sizes.append(sum(map(len, sample.texts)))
+    assert 1_000 < sizes[0] < 510_000
+    assert 1_000_000 < sizes[1] < 3_010_000
 
 
-def test_a_wrong_id_anywhere_in_a_long_document_is_found(tmp_path: Path, tiny_tokenizer: Path) -> None:
-    tokenizer = load_tokenizer(str(tiny_tokenizer))
-    reference = create("huggingface", tokenizer)
-    text = " ".join(make_texts(1500, seed=3)) + " the end of it"
-    (document,) = sample_of([write_jsonl(tmp_path / "a.jsonl", [text])], reference).documents
-    assert len(document.texts) > 2
-    assert _differing_documents(create("gigatoken", tokenizer), reference, [document]) == []
-    last = document.texts[-1]
-    assert _differing_documents(Slip(reference, last), reference, [document]) == [last]
-    assert _differing_documents(Slip(reference, text), reference, [document]) == [document.texts[0]]
+def test_windows_of_one_long_document_cover_it_from_start_to_end(tmp_path: Path) -> None:
+    words = [f"w{number}" for number in range(50_000)]
+    sample = sample_of([write_jsonl(tmp_path / "a.jsonl", [" ".join(words), "short"])])
+    assert (sample.num_documents, sample.num_in_parts) == (2, 1)
+    windows = [text for text in sample.texts if text != "short"]
+    firsts = sorted(int(window.split()[1].removeprefix("w")) for window in windows)
+    assert len(windows) == 16
+    assert max(b - a for a, b in pairwise([0, *firsts, 50_000])) < 4_500
+    assert all(window.startswith(" ") for window in windows if "w0 " not in window)
+    assert words[-1] in " ".join(windows)
+    assert cut_window("a" * 50, 7, 9) == "a" * 9
 
 
 def test_the_first_screen_and_the_manifest_count_documents_compared_in_parts(
@@ -136,12 +133,41 @@ def test_the_first_screen_and_the_manifest_count_documents_compared_in_parts(
     display = Heard()
     parity = run(request, display, ThreadExecutor()).manifest.engine.parity
     assert parity is not None
-    assert (parity.num_documents, parity.num_in_parts, parity.num_bytes) == (2, 1, 4005)
-    assert any("documents, 1 of them in parts (0.0 MB)" in line for line in display.lines)
+    assert (parity.num_documents, parity.num_in_parts, parity.num_bytes) == (2, 1, 16 * 1000 + 5)
+    assert any("documents, 1 of them in parts (16 kB)" in line for line in display.lines)
+
+
+def collect_all(parity_check: ParityCheck) -> list[Compared]:
+    found = []
+    while parity_check.num_open:
+        found += parity_check.take()
+    return found
+
+
+def test_a_comparison_says_which_texts_differ_and_passes_on_errors(tiny_tokenizer: Path) -> None:
+    reference = create("huggingface", load_tokenizer(str(tiny_tokenizer)))
+    texts = make_texts(900, seed=1)
+    pairs = pair_up(texts, Slip(reference, texts[777]).encode(texts))
+    parity_check = ParityCheck(lambda: reference, 3)
+    parity_check.submit("good", pairs[:700])
+    parity_check.submit("bad", pairs)
+    parity_check.submit("empty", [])
+    results = {one.name: [text.text for text in one.differing] for one in collect_all(parity_check)}
+    assert results == {"good": [], "bad": [texts[777]], "empty": []}
+    assert parity_check.names == {"good", "bad", "empty"}
+    parity_check.close()
+
+    def fail() -> Any:
+        raise TokenmillError("no reference")
+
+    parity_check = ParityCheck(fail, 1)
+    parity_check.submit("any", pairs)
+    with pytest.raises(TokenmillError, match="no reference"):
+        collect_all(parity_check)
 
 
 class Listening(LocalExecutor):
-    """Real processes; holds the gate's answer back until both workers have an unpublished task."""
+    """Real processes; holds the gate's sample back until several tasks wait to be published."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +187,7 @@ class Listening(LocalExecutor):
             message = decode_answer(event.data) if isinstance(event, Answer) else None
             if message is not None:
                 self.answers.append(type(message))
-            if isinstance(message, GateResult):
+            if isinstance(message, GateSample):
                 self.delayed.append(event)
                 continue
             if isinstance(message, Finished) and message.mark is not None:
@@ -169,7 +195,7 @@ class Listening(LocalExecutor):
                 if self.num_held == self.kill_at:
                     os.kill(self._places[event.call].pid, signal.SIGKILL)
             events.append(event)
-        if self.delayed and self.num_held >= 2:
+        if self.delayed and self.num_held >= 5:
             assert self.store is not None
             self.published_too_early |= any(self.store.glob("train/*.bin"))
             events += self.delayed
@@ -205,7 +231,7 @@ def test_workers_begin_beside_the_gate_and_publish_nothing_before_it(tmp_path: P
     executor = Listening()
     executor.store = tmp_path / "store"
     outcome = run(request_for(tmp_path, tiny_tokenizer), Heard(), executor)
-    assert executor.num_held == 2
+    assert executor.num_held >= 5
     assert not executor.published_too_early
     assert outcome.manifest.num_documents == 600
 
@@ -219,16 +245,8 @@ def test_a_worker_that_dies_before_its_task_is_published_loses_nothing(tmp_path:
     assert not list((tmp_path / "store").rglob("*.tmp"))
 
 
-def test_with_little_memory_the_gate_comes_first(tmp_path: Path, tiny_tokenizer: Path) -> None:
-    executor = Listening()
-    executor.store = tmp_path / "store"
-    executor.num_held = 2
-    assert run(request_for(tmp_path, tiny_tokenizer, memory="560MB"), Heard(), executor).manifest.num_documents == 600
-    assert executor.answers[0] is GateResult
-
-
 class ContradictingProcesses(Contradicting, LocalExecutor):
-    """Real processes, whose gate reports a difference the first time."""
+    """Real processes, whose gate finds a difference."""
 
 
 def test_a_difference_falls_back_to_the_reference_and_says_so(tmp_path: Path, tiny_tokenizer: Path) -> None:
@@ -253,3 +271,134 @@ def test_a_difference_of_an_engine_that_was_named_ends_the_run(tmp_path: Path, t
         run(request, Heard(), ContradictingProcesses())
     assert not list((tmp_path / "store").rglob("*.bin"))
     assert not list((tmp_path / "store").rglob("*.tmp"))
+
+
+class WrongInTasks(ThreadExecutor):
+    """Tasks send their documents with another id."""
+
+    def wait(self, timeout: float) -> list[CallEvent]:
+        return [self._alter(event) for event in super().wait(timeout)]
+
+    def _alter(self, event: CallEvent) -> CallEvent:
+        message = decode_answer(event.data) if isinstance(event, Answer) else None
+        if not isinstance(event, Answer) or not isinstance(message, Finished):
+            return event
+        return Answer(event.call, encode(msgspec.structs.replace(message, records=list(map(alter, message.records)))))
+
+
+def alter(record: TaskEntry) -> TaskEntry:
+    if not record.sample:
+        return record
+    first, *rest = record.sample
+    return msgspec.structs.replace(
+        record, sample=[msgspec.structs.replace(first, ids=first.ids[:-4] + b"\xff" * 4), *rest]
+    )
+
+
+class LateWrongInTasks(WrongInTasks):
+    """The same, after the gate has passed."""
+
+    def wait(self, timeout: float) -> list[CallEvent]:
+        events = super(WrongInTasks, self).wait(timeout)
+        return list(map(self._alter, events)) if any(self.store.glob("train/*.bin")) else events
+
+    store: Path
+
+
+def test_every_task_has_some_of_its_documents_compared_whatever_the_number_of_workers(
+    tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    counts = set()
+    for workers in (1, 3):
+        request = request_for(tmp_path / str(workers), tiny_tokenizer, workers=workers)
+        manifest = run(request, Heard(), ThreadExecutor()).manifest
+        assert manifest.engine.parity is not None
+        assert manifest.engine.parity.num_later_documents >= len(manifest.splits["train"].shards)
+        counts.add((manifest.engine.parity.num_later_documents, manifest.engine.parity.num_later_bytes))
+    assert len(counts) == 1
+
+
+def test_a_difference_in_a_task_beside_the_gate_falls_back_to_the_reference(
+    tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    class Slow(WrongInTasks):
+        """The gate's sample comes when tasks have been compared."""
+
+        def wait(self, timeout: float) -> list[CallEvent]:
+            events = super().wait(timeout)
+            held.extend(event for event in events if _is_gate(event))
+            finished.extend(event for event in events if isinstance(event, Answer) and not _is_gate(event))
+            late = held[:] if len(finished) > 3 else []
+            del held[: len(late)]
+            return [event for event in events if not _is_gate(event)] + late
+
+    held: list[CallEvent] = []
+    finished: list[CallEvent] = []
+    display = Heard()
+    outcome = run(request_for(tmp_path, tiny_tokenizer), display, Slow())
+    assert any("gigatoken differs from huggingface on" in line for line in display.lines)
+    assert outcome.manifest.engine.name == "huggingface"
+
+
+def _is_gate(event: CallEvent) -> bool:
+    return isinstance(event, Answer) and isinstance(decode_answer(event.data), GateSample)
+
+
+def test_a_difference_in_a_later_task_ends_the_run_and_that_task_is_done_again(
+    tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    executor = LateWrongInTasks()
+    executor.store = tmp_path / "store"
+    request = request_for(tmp_path, tiny_tokenizer, workers=1)
+    with pytest.raises(
+        TokenmillError, match=r"gigatoken differs from huggingface on a document of .*corpus\.jsonl, at"
+    ):
+        run(request, Heard(), executor)
+    assert not (tmp_path / "store" / "manifest.json").exists()
+    display = Heard()
+    assert run(request, display, ThreadExecutor()).manifest.num_documents == 600
+    assert any("continuing: " in line for line in display.lines)
+
+
+def test_documents_of_earlier_attempts_are_compared_before_the_manifest_is_written(
+    tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_for(tmp_path, tiny_tokenizer)
+    with monkeypatch.context() as patch:
+        # Killed after the last task and before the manifest.
+        patch.setattr("tokenmill.pipeline.run.finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(request, Heard(), ThreadExecutor())
+    entry = min((tmp_path / "store/.tasks").glob("0*.json"))
+    entry.write_bytes(msgspec.json.encode(alter(msgspec.json.decode(entry.read_bytes(), type=TaskEntry))))
+    with pytest.raises(TokenmillError, match="differs from huggingface on a document"):
+        run(request, Heard(), ThreadExecutor())
+    assert not entry.exists()
+    manifest = run(request, Heard(), ThreadExecutor()).manifest
+    assert manifest.engine.parity is not None
+    assert manifest.engine.parity.num_later_documents >= len(manifest.splits["train"].shards)
+
+
+def test_the_awkward_strings_are_compared_once_for_the_same_tokenizer_and_engine(
+    tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+    asked = []
+
+    class Looking(ThreadExecutor):
+        def submit(self, call: Call, *rest: Any) -> None:
+            order = decode_order(call.payload)
+            asked.extend([order.with_awkward] if isinstance(order, RunGate) else [])
+            super().submit(call, *rest)
+
+    manifests = []
+    for number, flags in enumerate([{}, {}, {"special_tokens": "parse"}]):
+        request = request_for(tmp_path / str(number), tiny_tokenizer, **flags)
+        manifests.append(run(request, Heard(), Looking()).manifest)
+    assert asked == [True, False, True]
+    assert len({manifest.engine.parity.num_awkward for manifest in manifests[:2]}) == 1
+    assert manifests[0].engine.parity.num_awkward > 1000
+    # Without a cache that can be written, everything is proven anew.
+    monkeypatch.setenv("TOKENMILL_CACHE", "/dev/null/none")
+    run(request_for(tmp_path / "none", tiny_tokenizer), Heard(), Looking())
+    assert asked[-1] is True

@@ -56,8 +56,9 @@ from tokenmill.pipeline.plan.tasks import Plan, Stream, Task
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import Outcome, run
 from tokenmill.remote import split_url
-from tokenmill.tools.report import write_report
-from tokenmill.tools.status import Status, read_status, render_status
+from tokenmill.tools.report import report
+from tokenmill.tools.status import Status, read_status
+from tokenmill.tools.status_view import render_status
 from tokenmill.tools.verify import verify
 
 TASK_BYTES = 4000
@@ -84,7 +85,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed(corpus: Path) -> dict[str, bytes]:
     """The store that one undisturbed process makes."""
     out = corpus.parent / "undisturbed"
-    tokenize_here(corpus, out, **here())
+    tokenize_here(f"{corpus}/**", out, **here())
     return snapshot(out)
 
 
@@ -95,13 +96,19 @@ def here(**flags: Any) -> dict[str, Any]:
 
 def run_rank(corpus: Path, out: Path, rank: int | str, world_size: int | None, **flags: Any) -> Outcome:
     """One rank without worker processes, for tests of the result of ranks and not of their execution."""
-    asked = {"inputs": [str(corpus)], "out": str(out), "rank": rank, "world_size": world_size, **here(**flags)}
+    asked = {
+        "inputs": [f"{corpus}/**" if corpus.is_dir() else str(corpus)],
+        "out": str(out),
+        "rank": rank,
+        "world_size": world_size,
+        **here(**flags),
+    }
     return run(Request.from_flags(asked), Silence(), ThreadExecutor())
 
 
 def arguments(corpus: Path, out: Path, rank: int, world_size: int, tokenizer: str | Path = "bytes") -> list[str]:
     ranks = ["--rank", str(rank), "--world-size", str(world_size)]
-    return ["tokenize", str(corpus), "-o", str(out), "--tokenizer", str(tokenizer), *FLAGS, *ranks]
+    return ["tokenize", f"{corpus}/**", "-o", str(out), "--tokenizer", str(tokenizer), *FLAGS, *ranks]
 
 
 def draw(folder: Path) -> str:
@@ -256,7 +263,7 @@ def test_four_processes_at_once_make_the_store_that_one_makes(
 ) -> None:
     out = tmp_path / "out"
     said = end_all([start(*arguments(corpus, out, rank, 4, tiny_tokenizer)) for rank in range(4)])
-    tokenize_here(corpus, tmp_path / "plain", **here(tokenizer=str(tiny_tokenizer)))
+    tokenize_here(f"{corpus}/**", tmp_path / "plain", **here(tokenizer=str(tiny_tokenizer)))
     assert snapshot(out) == snapshot(tmp_path / "plain")
     manifest = tm.open(out).manifest
     assert manifest.engine.parity is not None and manifest.engine.parity.num_mismatches == 0
@@ -271,8 +278,8 @@ def test_four_processes_at_once_make_the_store_that_one_makes(
     assert all(attempt["completed"] for attempt in attempts)
     shown = draw(out)
     assert "finished" in shown and "4 of 4 ranks" in shown
-    assert verify(out, against=[str(corpus)]).is_sound
-    assert write_report(tm.open(out), tmp_path / "report.html").num_documents == manifest.num_documents
+    assert verify(out, against=[f"{corpus}/**"]).is_sound
+    assert report(tm.open(out), tmp_path / "report.html").num_documents == manifest.num_documents
 
 
 def ranks_that_are(status: Status, *states: str) -> list[int]:
@@ -396,7 +403,13 @@ def test_the_documented_kubernetes_job_makes_a_store(corpus: Path, tmp_path: Pat
     assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
     container = job["spec"]["template"]["spec"]["containers"][0]
     asked = [*container["command"][1:], *container["args"]]
-    small = {"/data/corpus": corpus, "/data/tok": tmp_path / "tok", "/data/tokenizer": "bytes", "8": "1", "14GB": "1GB"}
+    small = {
+        "/data/corpus": f"{corpus}/**",
+        "/data/tok": tmp_path / "tok",
+        "/data/tokenizer": "bytes",
+        "8": "1",
+        "14GB": "1GB",
+    }
     words = [str(small.get(word, word)) for word in asked]
     pods = [
         start(*words, "--on-error", "skip", env={**os.environ, "JOB_COMPLETION_INDEX": str(index)})
@@ -426,7 +439,7 @@ def test_the_number_of_ranks_may_change_on_the_way(corpus: Path, undisturbed: di
 
 def test_a_plain_run_does_what_ranks_have_left(corpus: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     run_rank(corpus, tmp_path / "out", 0, 3)
-    tokenize_here(corpus, tmp_path / "out", **here())
+    tokenize_here(f"{corpus}/**", tmp_path / "out", **here())
     assert snapshot(tmp_path / "out") == undisturbed
 
 
@@ -461,11 +474,11 @@ def test_a_rank_without_a_share_says_so(tmp_path: Path) -> None:
 
 def test_python_gets_the_store_from_the_last_rank_and_nothing_from_others(corpus: Path, tmp_path: Path) -> None:
     flags = here()
-    assert tm.tokenize(corpus, tmp_path / "out", rank=0, world_size=2, **flags) is None
+    assert tm.tokenize(f"{corpus}/**", tmp_path / "out", rank=0, world_size=2, **flags) is None
     with pytest.raises(tm.StoreError, match="is an unfinished run; run the same .* that tokenmill status .*out names"):
         tm.open(tmp_path / "out")
     # A string, as in os.environ.
-    store = tm.tokenize(corpus, tmp_path / "out", rank="1", world_size=2, **flags)
+    store = tm.tokenize(f"{corpus}/**", tmp_path / "out", rank="1", world_size=2, **flags)
     assert isinstance(store, tm.TokenStore)
 
 
@@ -711,7 +724,7 @@ def test_a_run_and_ranks_a_rank_twice_and_ranks_of_other_numbers_exclude_each_ot
     with hold(out, held):
         message = f"{out} is in use by {holder} (process 4242 on elsewhere); wait for it, or choose another directory"
         with pytest.raises(tm.StoreError, match=re.escape(message)):
-            run_rank(corpus, out, rank, 2) if rank is not None else tokenize_here(corpus, out, **here())
+            run_rank(corpus, out, rank, 2) if rank is not None else tokenize_here(f"{corpus}/**", out, **here())
         assert [path.name for path in out.iterdir()] == [held]
 
 
@@ -920,7 +933,13 @@ def test_only_the_last_rank_fetches_what_others_have_entered_in_a_bucket(
     pull = Mirror.pull
     monkeypatch.setattr(Mirror, "pull", lambda self, *_, **__: (pulls.append(rank), pull(self, *_, **__))[1])
     for rank in (0, 1, 2):
-        asked = {"inputs": [str(corpus)], "out": f"{s3}/tok", "rank": rank, "world_size": 3, **here()}
+        asked = {
+            "inputs": [f"{corpus}/**" if corpus.is_dir() else str(corpus)],
+            "out": f"{s3}/tok",
+            "rank": rank,
+            "world_size": 3,
+            **here(),
+        }
         outcome = run(Request.from_flags(asked), Silence(), ThreadExecutor())
         assert (outcome.manifest is not None) == (rank == 2)
     assert pulls == [0, 1, 2, 2], "one at the start, and a second at the end of the last"

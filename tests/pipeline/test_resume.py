@@ -28,6 +28,7 @@ from tests.support.running import (
     write_parquet,
 )
 from tokenmill.engines import EngineChoice, load_tokenizer
+from tokenmill.formatting import plural
 from tokenmill.pipeline.input_file import InputFile
 from tokenmill.pipeline.journal.journal import Journal, SavedPlan
 from tokenmill.pipeline.journal.resume import RunState, begin_or_resume
@@ -131,7 +132,7 @@ def test_a_run_that_was_stopped_continues_and_repeats_nothing(
     assert len(done) >= 10
     again = tokenmill(*arguments(path, out), "--workers", "2")
     assert again.returncode == 0, again.stderr
-    assert f"continuing: {len(done)} tasks are already done" in again.stderr
+    assert f"continuing: {plural(len(done), 'task')} {'is' if len(done) == 1 else 'are'} already done" in again.stderr
     assert identities(out, done) == published
     assert leftovers(out) == []
     assert snapshot(out) == undisturbed(path)
@@ -203,7 +204,7 @@ def test_an_error_leaves_a_store_that_other_run_flags_continue(stopped: Stopped)
 
 
 CHANGED_FLAGS = [
-    ({"tokenizer": "tiny"}, r"tokenized with another tokenizer \(.*another one"),
+    ({"tokenizer": "tiny"}, r"tokenized with bytes \(\w{6}\); this run uses tiny \(\w{6}\)"),
     ({"text_key": "body"}, "--text-key 'text'; this run has 'body'"),
     ({"eos": False}, "--eos 256; this run has not set"),
     ({"bos": True}, "--bos not set; this run has 257"),
@@ -361,15 +362,16 @@ def test_a_large_input_that_was_modified_after_the_store_was_finished_is_reporte
     arguments = ["tokenize", path, small, "-o", out, "--tokenizer", "bytes"]
     assert tokenmill(*arguments).returncode == 0
     again = tokenmill(*arguments)
-    assert (again.returncode, again.stderr) == (0, "")
+    assert (again.returncode, "modified" in again.stderr) == (0, False)
     data[200_000] = ord("y")
     path.write_bytes(data)
     small.touch()
     again = tokenmill(*arguments)
     assert again.returncode == 0
     assert f"{out} is already finished" in again.stdout
-    assert again.stderr.startswith(f"{path} was modified after {out} was finished; its size and a sample")
-    assert len(again.stderr.splitlines()) == 1
+    said = [line for line in again.stderr.splitlines() if not line.endswith(" ...")]
+    assert len(said) == 1
+    assert said[0].startswith(f"{path} was modified after {out} was finished; its size and a sample")
     data[70_000] = ord("y")
     path.write_bytes(data)
     assert "other content than when" in sentence(tokenmill(*arguments))
@@ -432,7 +434,7 @@ def test_the_same_command_on_a_finished_store_says_so_and_writes_nothing(tmp_pat
     again = tokenmill(*command, "--workers", "1")
     assert again.returncode == 0
     assert again.stdout.startswith(f"{out} is already finished: 20 documents")
-    assert "1 rejects" in again.stdout
+    assert "1 reject" in again.stdout
     os.utime(path)
     assert tokenmill(*command).returncode == 0
     assert identities(out) == before

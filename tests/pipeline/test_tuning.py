@@ -17,7 +17,8 @@ from tokenmill.executors.base import CallEvent, Started
 from tokenmill.executors.local import LocalExecutor
 from tokenmill.machine import physical_cpus
 from tokenmill.pipeline.request import Request
-from tokenmill.pipeline.run import run, tokenize
+from tokenmill.pipeline.run import run
+from tokenmill.pipeline.tokenize_any import tokenize
 
 
 class Looking(LocalExecutor):

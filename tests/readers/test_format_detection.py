@@ -14,7 +14,7 @@ from tests.support.reading import gather
 from tokenmill.errors import DataError
 from tokenmill.files import InputStream, detect_compression
 from tokenmill.inputs import Input
-from tokenmill.pipeline.input_file import inspect_inputs
+from tokenmill.pipeline.inspection import inspect_inputs
 from tokenmill.readers import ReadOptions, delimited_reader_for, detect_format, reader_for
 
 NASTY = Path(__file__).parents[3] / "shared" / "data" / "nasty"
@@ -32,7 +32,7 @@ COMPRESSORS = [gzip.compress, zstandard.ZstdCompressor().compress]
         ("a.txt", b'{"text": "a"}\nand a line of text\n', "text"),
         ("a.txt", b'{"text": "a"}{"text": "b"}\n', "text"),
         ("a.txt", b'{"text": "' + b"a" * 70_000, "text"),
-        ("a.md", b"{curly}\n", "text"),
+        ("a.md", b"{curly}\n", "markdown"),
         ("a.jsonl", b'[{"text": "a"},\n {"text": "b"}]', "json"),
         ("a.jsonl", b'[{"text": "a"}, {"text": "' + b"a" * 70_000, "json"),
         ("a.jsonl", b'[1, 2]\n{"text": "b"}\n', "jsonl"),
@@ -46,7 +46,7 @@ COMPRESSORS = [gzip.compress, zstandard.ZstdCompressor().compress]
         ("a.json", b'{"text":"a"}\n{"text":"' + b"a" * 70_000, "jsonl"),
         ("part-0", b'[{"text": "a"}]', "json"),
         ("part-0", b'{\n "text": "a"\n}\n', "json"),
-        ("a.md", b"# a", "text"),
+        ("a.md", b"# a", "markdown"),
         ("a.text", b"", "text"),
         ("a.json", b' [{"text": "a"}]', "json"),
         ("a.json", b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n', "jsonl"),
@@ -116,3 +116,25 @@ def test_nasty_files_give_their_good_documents(name: str) -> None:
     assert all(text.encode() is not None for text in read.texts)
     if path.stem in {"int_column", "truncated", "wrong_column"} and format == "parquet":
         assert [reason for *_, reason in read.rejects] == ["damaged" if path.stem == "truncated" else "no-text-column"]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json", "no suffix"])
+@pytest.mark.parametrize(
+    ("encoding", "codec"),
+    [("UTF-16", "utf-16"), ("UTF-16", "utf-16-be"), ("UTF-32", "utf-32"), ("UTF-32", "utf-32-be")],
+)
+def test_another_encoding_is_named_with_the_command_that_converts_it(
+    name: str, encoding: str, codec: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    mark = "" if codec in ("utf-16", "utf-32") else "\ufeff"
+    path.write_bytes(f'{mark}{{"text": "größer"}}\n'.encode(codec))
+    with pytest.raises(DataError, match=f"is {encoding} text, and UTF-8 is read. Convert it: iconv -f {encoding} -t"):
+        detect_format(path, path.read_bytes(), ReadOptions())
+
+
+@pytest.mark.parametrize("name", ["a.csv", "b.CSV.gz", "c.tsv"])
+def test_a_table_of_text_is_named_with_what_reads_it(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    with pytest.raises(DataError, match=r"is (CSV|TSV), which is not read. Write it as JSON lines or Parquet, or: tok"):
+        detect_format(path, b"id,text\n1,one\n", ReadOptions())

@@ -218,12 +218,6 @@ def test_texts_are_packed_in_one_buffer(first: str, last: str) -> None:
     assert batch.texts.longest >= max(len(text.encode()) for text in texts)
 
 
-def test_texts_full_of_escaped_letters_are_not_packed() -> None:
-    data = b"".join(json.dumps({"text": "\u00e9" * 9}).encode() + b"\n" for _ in range(9))
-    (batch,) = delimited("jsonl", packed=True).read_stream(Pieces(data))
-    assert batch.texts == ["\u00e9" * 9] * 9
-
-
 @pytest.mark.parametrize("format", ["jsonl", "text"])
 @pytest.mark.parametrize("end", [b"\n", b""])
 def test_a_document_above_the_limit_is_skipped_in_bounded_memory(format: str, end: bytes) -> None:

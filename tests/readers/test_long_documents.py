@@ -47,7 +47,7 @@ def test_a_line_that_fits_no_memory_is_an_error_with_its_place(tmp_path: Path) -
 
 def test_a_run_says_what_to_do_about_such_a_document(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", 240 * MEGABYTE)
-    run = ("tokenize", path, "-o", tmp_path / "out", "--tokenizer", "bytes", "--memory", "400MB", "--workers", 1)
+    run = ("tokenize", path, "-o", tmp_path / "out", "--tokenizer", "bytes", "--memory", "420MB", "--workers", 1)
     done = tokenmill(*run, check=False)
     assert done.returncode == 1
     assert "a.jsonl: the document at byte 15 has 251,658," in done.stderr

@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.support.running import sentence, tokenmill
 from tokenmill.readers import _arrow_memory
-from tokenmill.readers._arrow_memory import AllocationLimit, halve
+from tokenmill.readers._arrow_memory import AllocationLimit, expanded_bytes, halve
 from tokenmill.readers.base import ExceedsMemory, ReadOptions
 from tokenmill.readers.parquet import ParquetReader
 
@@ -119,3 +120,27 @@ def test_a_large_batch_is_cut_in_half_until_its_parts_are_small() -> None:
     assert sum(map(len, parts)) == 11
     assert max(part.nbytes for part in parts) <= _arrow_memory.MOST_BATCH_BYTES
     assert pa.Table.from_batches(parts).equals(pa.Table.from_batches([rows]))
+
+
+def conversations(lengths: list[int]) -> Any:
+    """Conversations of so many messages, all of which refer to one text."""
+    count = sum(lengths)
+    content = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), [TEXT])
+    messages = pa.StructArray.from_arrays([pa.array(["user"] * count), content], ["role", "content"])
+    return pa.ListArray.from_arrays(pa.array([0, *np.cumsum(lengths)], pa.int32()), messages)
+
+
+def test_a_conversation_whose_messages_share_a_text_counts_all_of_them(tmp_path: Path) -> None:
+    made = conversations([2, 400, 3])
+    assert expanded_bytes(made) > 405 * len(TEXT)
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"messages": made}), path, compression="zstd")
+    assert path.stat().st_size < 20_000
+    options = ReadOptions(record_keys=("messages",), max_document_bytes=100 << 20)
+    batches = list(ParquetReader(options).read_range(path, 0, None))
+    assert [len(record[0]) for batch in batches for record in batch.records or ()] == [2, 3]
+    (reject,) = [reject for batch in batches for reject in batch.rejects]
+    assert (reject.position, reject.reason) == (1, "too-long")
+    options = ReadOptions(record_keys=("messages",), max_document_bytes=1 << 30, memory_bytes=100 << 20)
+    with pytest.raises(ExceedsMemory, match=r"the document at row 2 has 36[0-9,]* bytes, more than the memory"):
+        list(ParquetReader(options).read_range(path, 0, None))

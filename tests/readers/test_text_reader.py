@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.reading import Pieces, block_sizes, blocks_of, cuts, delimited, gather, read_bytes, read_in_ranges
 from tokenmill.errors import UsageError
-from tokenmill.readers import ReadOptions, reader_for
+from tokenmill.readers import MARKDOWN, ReadOptions, reader_for
 
 
 @pytest.fixture(params=[1 << 19, 64, 7], ids=["large-blocks", "small-blocks", "tiny-blocks"])
@@ -84,3 +85,10 @@ def test_separator_settings_that_cannot_work_are_refused() -> None:
         reader_for("text", ReadOptions(separator=""))
     with pytest.raises(UsageError, match="exclude"):
         reader_for("text", ReadOptions(separator="x", whole_files=True))
+
+
+def test_a_markdown_file_is_one_document_whatever_its_lines_are(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_bytes(b"\xef\xbb\xbf# Title\n\nText \xc3\xa9.\r\n")
+    (batch,) = reader_for(MARKDOWN, ReadOptions(keep_keys=("id",))).read_range(tmp_path / "a.md", 0, None)
+    assert list(batch.texts) == ["# Title\n\nText \u00e9.\r\n"]
+    assert (batch.positions.tolist(), batch.kept, batch.rejects) == ([0], [(None,)], [])

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,8 +23,9 @@ from tokenmill.remote.bucket import PIECE_BYTES
 from tokenmill.remote.cache import Cache, CacheEntry, NoRoom
 from tokenmill.remote.client import OBSTORE_RETRIES, perform
 from tokenmill.remote.object_request import SCHEMES, ObjectRequest
-from tokenmill.remote.ranges import ByteRange, RangeReader
+from tokenmill.remote.ranges import MAX_ANNOUNCEMENTS, MAX_REQUESTS, ByteRange, RangeReader
 from tokenmill.remote.remote_errors import AlreadyThere, ChangedObject, NoSuchObject, RemoteError, explain
+from tokenmill.remote.thread_pool import submit
 
 
 @pytest.fixture
@@ -315,6 +317,25 @@ def test_announced_ranges_that_are_not_read_do_not_fill_memory(bucket: Bucket) -
         reader.prefetch([ByteRange("object", number * 10_000, number * 10_000 + 9000)], {"object": 1_000_000})
     assert reader._num_ahead <= 8 * 9000
     assert reader.read(ByteRange("object", 0, 9000), 1_000_000) == bytes(9000)
+
+
+def test_a_range_that_another_thread_pushes_out_while_it_is_awaited_is_fetched(bucket: Bucket) -> None:
+    bucket.put("object", bytes(range(200)))
+    reader, free = RangeReader(bucket), threading.Event()
+    awaited, *others = (ByteRange("object", start, start + 10) for start in range(0, 200, 10))
+    busy = [submit("ranges", MAX_REQUESTS, free.wait) for _ in range(MAX_REQUESTS)]
+    reader.prefetch([awaited], {"object": 200})
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(reader.read, awaited, 200)
+        while reader.is_announced(awaited):
+            time.sleep(0.001)
+        for other in others[:MAX_ANNOUNCEMENTS]:
+            reader.prefetch([other], {"object": 200})
+        free.set()
+        assert answer.result(30) == bytes(range(10))
+    assert all(call.result(30) for call in busy)
+    assert [reader.read(other, 200)[0] for other in others] == list(range(10, 200, 10))
+    assert reader._num_ahead == 0
 
 
 def put_entry(bucket: Bucket, name: str) -> CacheEntry:

@@ -101,10 +101,14 @@ def test_files_that_lead_out_of_the_store_are_refused(tmp_path: Path) -> None:
     path.unlink()
     (tmp_path / "outside.bin").rename(path)
     assert tm.open(store).read(0, 50).tolist() == expected
-    (store / "train").rename(tmp_path / "outside")
-    (store / "train").symlink_to(tmp_path / "outside")
-    with pytest.raises(StoreError, match="train is a link that leads out of the store"):
-        tm.open(store)
+    for name in ("train", "manifest.json"):
+        (store / name).rename(tmp_path / "outside")
+        (store / name).symlink_to(tmp_path / "outside")
+        with pytest.raises(StoreError, match=f"{name} is a link that leads out of the store"):
+            tm.open(store)
+        (store / name).unlink()
+        (tmp_path / "outside").rename(store / name)
+    assert tm.open(store).read(0, 50).tolist() == expected
 
 
 def test_an_index_that_does_not_begin_at_the_first_token_is_refused(tmp_path: Path) -> None:

@@ -44,7 +44,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(corpus: Path, cache: Path, tokenizer: Path, **settings: Any) -> Any:
     told = {**SMALL, **settings}
-    return tm.load(str(corpus), SEQ_LEN, BATCH_SIZE, tokenizer=str(tokenizer), cache=cache, **told)
+    return tm.load(
+        f"{corpus}/**" if corpus.is_dir() else str(corpus),
+        SEQ_LEN,
+        BATCH_SIZE,
+        tokenizer=str(tokenizer),
+        cache=cache,
+        **told,
+    )
 
 
 def hashes(loader: Any, count: int | None = None) -> list[str]:
@@ -70,7 +77,7 @@ def truth(finished: tuple[Path, list[str]]) -> list[str]:
 def test_the_store_is_the_one_that_tokenize_makes(corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
     settings = {"val_fraction": 0.1}
     hashes(load(corpus, tmp_path / "a", tiny_tokenizer, epochs=1.5, **settings))
-    tm.tokenize(str(corpus), tmp_path / "b", tokenizer=str(tiny_tokenizer), task_bytes=20_000, **settings)
+    tm.tokenize(f"{corpus}/**", tmp_path / "b", tokenizer=str(tiny_tokenizer), task_bytes=20_000, **settings)
     assert snapshot(tmp_path / "a") == snapshot(tmp_path / "b")
 
 
@@ -81,7 +88,7 @@ def test_order_depends_on_neither_timing_nor_workers_nor_what_is_on_disk(
     assert hashes(load(corpus, tmp_path / "two", tiny_tokenizer, epochs=2)) == truth
     # Some tasks are done, and not the first ones.
     half = tmp_path / "half"
-    tm.tokenize(str(corpus), half, tokenizer=str(tiny_tokenizer), **SMALL)
+    tm.tokenize(f"{corpus}/**", half, tokenizer=str(tiny_tokenizer), **SMALL)
     assert hashes(load(corpus, half, tiny_tokenizer, epochs=2)) == truth
 
 
@@ -192,7 +199,7 @@ def test_a_killed_training_resumes_exactly(
     corpus: Path, tiny_tokenizer: Path, tmp_path: Path, truth: list[str]
 ) -> None:
     log = tmp_path / "log.jsonl"
-    arguments = [str(corpus), str(tmp_path / "tok"), str(tiny_tokenizer), str(log)]
+    arguments = [f"{corpus}/**", str(tmp_path / "tok"), str(tiny_tokenizer), str(log)]
 
     def num_lines() -> int:
         return len(log.read_text().splitlines()) if log.exists() else 0
@@ -213,7 +220,7 @@ def test_ranks_share_one_cache_and_one_of_them_tokenizes(
 ) -> None:
     cache = tmp_path / "tok"
     told: dict[str, Any] = {"tokenizer": str(tiny_tokenizer), "cache": cache, "epochs": 2, **SMALL}
-    loaders = [tm.load(str(corpus), SEQ_LEN, 2, rank=rank, world_size=2, **told) for rank in range(2)]
+    loaders = [tm.load(f"{corpus}/**", SEQ_LEN, 2, rank=rank, world_size=2, **told) for rank in range(2)]
     joined = []
     for (x0, y0), (x1, y1) in zip(*loaders, strict=True):
         x, y = np.concatenate([x0, x1]), np.concatenate([y0, y1])
@@ -225,7 +232,7 @@ def test_another_process_takes_over_when_the_one_that_tokenizes_dies(
     corpus: Path, tiny_tokenizer: Path, tmp_path: Path, truth: list[str]
 ) -> None:
     cache = tmp_path / "tok"
-    arguments = [str(corpus), str(cache), str(tiny_tokenizer), str(tmp_path / "log"), "5"]
+    arguments = [f"{corpus}/**", str(cache), str(tiny_tokenizer), str(tmp_path / "log"), "5"]
     other = Program([sys.executable, "-c", PROGRAM, *arguments])
     wait_for(lambda: (cache / ".lock").exists() and (cache / ".tasks").exists(), 30)
     loader = load(corpus, cache, tiny_tokenizer, epochs=2)
@@ -363,8 +370,8 @@ def test_a_copy_of_a_run_that_failed_does_not_wait_for_it(
 
 
 def test_a_cache_of_something_else_is_refused(corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
-    tm.tokenize(str(corpus), tmp_path / "tok", tokenizer="bytes", **SMALL)
-    with pytest.raises(tm.StoreError, match="tokenizer"):
+    tm.tokenize(f"{corpus}/**", tmp_path / "tok", tokenizer="bytes", **SMALL)
+    with pytest.raises(tm.StoreError, match="was tokenized with bytes"):
         hashes(load(corpus, tmp_path / "tok", tiny_tokenizer), 1)
     shutil.rmtree(tmp_path / "tok")
     (tmp_path / "tok").mkdir()

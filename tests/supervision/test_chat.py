@@ -164,8 +164,7 @@ def test_what_can_be_recorded_is_recorded() -> None:
         chat = template(name)
         for number in range(20):
             chat.apply(talk(f"question {number}", f"answer {number}"))
-        traces = chat._traces[("user", "assistant")]
-        assert traces is not None and len(traces) == 1, name
+        assert len(chat._traces) == 1, name
     assert not template("concatenates")._is_recordable
 
 

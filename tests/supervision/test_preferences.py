@@ -20,6 +20,7 @@ from tests.support.in_process import tokenmill_here
 from tests.support.running import tokenize_here
 from tests.support.stores import count_shared
 from tokenmill.errors import DataError, StoreError, UsageError
+from tokenmill.tools.status import read_status
 from tokenmill.tools.verify import verify
 
 __all__ = ["chat_tokenizer"]
@@ -221,6 +222,7 @@ def test_a_run_that_stopped_resumes_to_the_same_bytes(tmp_path: Path, chat_token
     with pytest.raises(DataError, match="line 61: the chosen and the rejected answer are the same"):
         tokenize_here(path, tmp_path / "stopped", **flags)
     assert list((tmp_path / "stopped" / ".tasks").glob("00000-*.json"))
+    assert read_status(tmp_path / "stopped").records_name == "pairs"
     for name in ("stopped", "whole"):
         tokenize_here(path, tmp_path / name, **flags, on_error="skip")
     assert digest(tmp_path / "stopped") == digest(tmp_path / "whole")
@@ -249,9 +251,11 @@ def test_an_answer_begins_where_tokens_differ(
         number = 0
         for row in rows:
             prompt, *both = (
-                [bos] * has_bos + library.encode(text, add_special_tokens=False).ids
+                library.encode(text, add_special_tokens=False).ids
                 for text in (row["prompt"], row["prompt"] + row["chosen"], row["prompt"] + row["rejected"])
             )
+            # A text that begins with a BOS gets no second one.
+            prompt, *both = ([bos] * (has_bos and ids[:1] != [bos]) + ids for ids in (prompt, *both))
             both = [ids if ids[-1] == eos else [*ids, eos] for ids in both]
             shared = min(count_shared(prompt, ids) for ids in both)
             if both[0] == both[1] or shared == min(map(len, both)):

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tokenmill as tm
-from tests.conftest import make_texts
+from tests.conftest import make_texts, write_jsonl
 from tests.supervision.test_chat import CHATML, SPECIALS, talk
 from tests.support.running import tokenize_here, tokenmill
 from tokenmill.errors import DataError, TokenmillError, UsageError
@@ -333,8 +333,9 @@ def test_padded_batches_in_the_form_of_supervised_trainers(supervised: tm.TokenS
     assert (labels != -100).any() and (labels == -100).any()
 
 
-def test_supervised_rows_mix_with_plain_ones(supervised: tm.TokenStore, tiny_store: Path) -> None:
-    plain = tm.pack(tm.open(tiny_store), seq_len=32)
+def test_supervised_rows_mix_with_plain_ones(supervised: tm.TokenStore, chat_tokenizer: Path, tmp_path: Path) -> None:
+    text = write_jsonl(tmp_path / "plain.jsonl", make_texts(300))
+    plain = tm.pack(tokenize_here(text, tmp_path / "plain", tokenizer=str(chat_tokenizer)), seq_len=32)
     rows = tm.mix([(plain, 0.5), (tm.pack(supervised, seq_len=32), 0.5)], seed=1)
     batch = next(iter(tm.Loader(rows, batch_size=200)))
     shares = (batch.targets != -100).mean(1)
@@ -424,3 +425,67 @@ def test_reasoning_inside_a_content_cannot_be_masked(tmp_path: Path, chat_tokeni
     path = write_records(tmp_path / "a.jsonl", [{"messages": talk("a", "<think>r</think>b")}])
     with pytest.raises(DataError, match="message 2 has </think> in its content; --mask-reasoning"):
         tokenize_here(path, tmp_path / "s", tokenizer=str(chat_tokenizer), messages_key="messages", mask_reasoning=True)
+
+
+@pytest.mark.parametrize("normalizer", [None, "NFC"])
+def test_batches_in_which_all_records_are_bad_are_rejects(tmp_path: Path, normalizer: str | None) -> None:
+    from tokenizers import normalizers
+
+    folder = make_tokenizer(tmp_path / "tok", normalizer=normalizers.NFC() if normalizer else None)
+    good = [{"messages": talk(f"q {number} é", "ä")} for number in range(100)]
+    bad = [{"messages": talk(f"q {number} é, which nobody answers")} for number in range(150)]
+    path = write_records(tmp_path / "a.jsonl", [*good, *bad, *good])
+    flags = {"tokenizer": str(folder), "messages_key": "messages", "task_bytes": "4kB", "workers": 1}
+    store = tokenize_here(path, tmp_path / "s", **flags, on_error="skip")
+    assert len(store.split("train")) == 200
+    assert store.manifest.rejects == {"untrained": 150}
+    with pytest.raises(DataError, match="line 101: no token of it would be trained on"):
+        tokenize_here(path, tmp_path / "failed", **flags)
+
+
+def test_a_record_without_the_messages_is_told_with_its_fields(tmp_path: Path, chat_tokenizer: Path) -> None:
+    path = write_records(tmp_path / "a.jsonl", [{"conversations": [], "id": number} for number in range(20)])
+    flags = {"tokenizer": str(chat_tokenizer), "messages_key": "messages"}
+    said = "no field 'messages', or it is null; the record has 'conversations', 'id'"
+    with pytest.raises(DataError, match=f"line 1: {said}"):
+        tokenize_here(path, tmp_path / "failed", **flags)
+    with pytest.raises(DataError, match=f"no record that was read has the text: {said}"):
+        tokenize_here(path, tmp_path / "skipped", **flags, on_error="skip")
+
+
+def test_the_first_screen_says_that_a_template_leaves_out_calls_of_tools(tmp_path: Path, chat_tokenizer: Path) -> None:
+    calling = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    records = [{"messages": [*talk("a"), calling]}, {"messages": talk("a", "b")}]
+    path = write_records(tmp_path / "a.jsonl", records)
+    flags = ["--tokenizer", chat_tokenizer, "--messages-key", "messages", "--on-error", "skip"]
+    shown = tokenmill("tokenize", path, "-o", tmp_path / "s", *flags).stderr
+    said = "1 of 2 records of the sample are rejects: the chat template writes nothing of the tool_calls of message 2"
+    assert said in " ".join(shown.split())
+
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "d"}}
+WRITES_TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + CHATML
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"tools": [{"name": "</s>"}]}, "special-token"),
+        ({"tools": [{"</s>": 1}]}, "special-token"),
+        ({"tools": "no JSON"}, "bad-tools"),
+        ({"tools": ["f"]}, "bad-tools"),
+        ({"tools": {"name": "f"}}, "bad-tools"),
+        ({"messages": [*talk("a", "b"), {"role": "</s>", "content": "x"}]}, "special-token"),
+        ({"messages": [*talk("a", "b"), {"role": "\ue0001\ue001", "content": "x"}]}, "private-character"),
+    ],
+)
+def test_strings_in_tools_and_roles_are_checked(tmp_path: Path, record: dict[str, Any], reason: str) -> None:
+    folder = make_tokenizer(tmp_path / "tok", template=WRITES_TOOLS)
+    good = {"messages": talk("a", "b"), "tools": [TOOL]}
+    path = write_records(tmp_path / "a.jsonl", [{**good, **record}, good, {**good, "tools": json.dumps([TOOL])}])
+    flags = {"tokenizer": str(folder), "messages_key": "messages", "special_tokens": "error"}
+    store = tokenize_here(path, tmp_path / "s", **flags, on_error="skip")
+    assert store.manifest.rejects == {reason: 1}
+    documents = store.split("train")
+    # Tools may be the text of JSON, as TRL takes them.
+    assert documents.document(0).tolist() == documents.document(1).tolist()

@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tokenmill.compression import DamagedInput
-from tokenmill.readers import DelimitedReader, ReadOptions, delimited_reader_for, jsonl, reader_for
+from tokenmill.readers import DelimitedReader, ReadOptions, delimited_reader_for, reader_for
 from tokenmill.readers import _blocks as blocks
 from tokenmill.text_batch import Reject, TextBatch
 
@@ -76,21 +76,9 @@ def read_bytes(data: bytes, format: str = "jsonl", sizes: Iterable[int] = (), **
     reader = delimited(format, **options)
     read = gather(reader.read_stream(reader.adapt(Pieces(data, sizes))))
     if format in ("jsonl", "text"):
-        with always_packing():
-            packed = delimited(format, **options, packed=True)
-            assert gather(packed.read_stream(packed.adapt(Pieces(data, sizes)))) == read
+        packed = delimited(format, **options, packed=True)
+        assert gather(packed.read_stream(packed.adapt(Pieces(data, sizes)))) == read
     return read
-
-
-@contextmanager
-def always_packing() -> Iterator[None]:
-    """Let the reader of JSON lines try to pack each block, even if it could not pack the one before."""
-    skipped = jsonl.BLOCKS_SKIPPED
-    jsonl.BLOCKS_SKIPPED = 0
-    try:
-        yield
-    finally:
-        jsonl.BLOCKS_SKIPPED = skipped
 
 
 @contextmanager

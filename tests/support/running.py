@@ -26,7 +26,7 @@ from tokenmill.display import Silence
 from tokenmill.executors.base import Answer, Call, CallEvent, Capacity, Note, Place, Started, resolve
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import run
-from tokenmill.pipeline.task.parity import GateResult
+from tokenmill.pipeline.task.gate_sample import GateSample
 from tokenmill.pipeline.workers.messages import decode_answer, encode
 from tokenmill.store.store import TokenStore
 
@@ -166,6 +166,7 @@ class ThreadExecutor:
         self._idle: list[queue.Queue[Call | None]] = []
         self._closing = threading.Lock()
         self._num_threads = 0
+        self._num_running = 0
 
     def join(self, num_calls: int | None) -> None:
         pass
@@ -182,6 +183,8 @@ class ThreadExecutor:
     def submit(self, call: Call) -> None:
         calls = self._idle.pop() if self._idle and not call.is_last else self._start_thread()
         self._events.put(Started(call, Place("", os.getpid(), f"worker {self._num_threads}")))
+        with self._closing:
+            self._num_running += 1
         calls.put(call)
 
     def _start_thread(self) -> queue.Queue[Call | None]:
@@ -202,6 +205,9 @@ class ThreadExecutor:
                 answer = resolve(call.target)(post, call.context, call.payload)
             except BrokenPipeError:
                 return
+            finally:
+                with self._closing:
+                    self._num_running -= 1
             with self._closing:
                 if self._events is not events:
                     return
@@ -224,20 +230,24 @@ class ThreadExecutor:
             for calls in self._idle:
                 calls.put(None)
             self._events, self._idle = queue.Queue(), []
+        # A process would be killed; a thread ends with its call, unless that waits for another call.
+        with suppress(AssertionError):
+            wait_for(lambda: not self._num_running, 1.0)
 
 
 class Contradicting:
-    """Mixed into an executor: its parity gate reports a difference, as long as two engines are compared."""
+    """Mixed into an executor: its engine gives one document of the parity gate another id at the end."""
 
     def wait(self, timeout: float) -> list[CallEvent]:
         return [self._contradict(event) for event in super().wait(timeout)]  # type: ignore[misc]
 
     def _contradict(self, event: CallEvent) -> CallEvent:
         message = decode_answer(event.data) if isinstance(event, Answer) else None
-        if not isinstance(event, Answer) or not isinstance(message, GateResult) or not message.parity.num_documents:
+        if not isinstance(event, Answer) or not isinstance(message, GateSample) or not message.texts:
             return event
-        parity = msgspec.structs.replace(message.parity, num_mismatches=1, example="a mill")
-        return Answer(event.call, encode(GateResult(parity, message.preview)))
+        first, *rest = message.texts
+        wrong = msgspec.structs.replace(first, ids=first.ids + bytes(4))
+        return Answer(event.call, encode(msgspec.structs.replace(message, texts=[wrong, *rest])))
 
 
 def tokenize_here(inputs: str | Path | list[str], out: Path, **flags: Any) -> TokenStore:

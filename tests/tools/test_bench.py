@@ -283,7 +283,12 @@ def test_strategies_are_measured_on_the_same_documents(
 def test_engines_say_whether_their_ids_are_the_references(corpus: Path, tiny_tokenizer: Path) -> None:
     report = bench("engines", corpus, "--tokenizer", tiny_tokenizer, "--max-mb", "0.01")
     parity = {row["name"]: row["parity"] for row in report["results"]}
-    assert parity == {"gigatoken": "equal", "huggingface": "reference", "huggingface, all cores": "reference"}
+    assert parity == {
+        "gigatoken": "equal",
+        "wordcache": "equal",
+        "huggingface": "reference",
+        "huggingface, all cores": "reference",
+    }
     assert report["results"][0]["num_awkward"] > 1000
     assert set(report["left_out"]) == {"sentencepiece", "tiktoken", "bytes"}
     assert {"tokenmill", "gigatoken", "tokenizers"} <= set(report["versions"])

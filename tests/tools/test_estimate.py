@@ -20,7 +20,7 @@ from tokenmill.errors import UsageError
 from tokenmill.inputs import Input
 from tokenmill.pipeline.plan import prepare as preparing
 from tokenmill.pipeline.request import Request
-from tokenmill.tools.estimate import Estimate, estimate
+from tokenmill.tools.estimate import Estimate, estimate_run
 from tokenmill.tools.estimate import survey as surveying
 
 
@@ -28,7 +28,7 @@ def estimate_of(
     path: Path, tokenizer: Path | str, *, share: float | None = None, seq_len: int | None = None, **flags: Any
 ) -> Estimate:
     request = {"inputs": [str(path)], "out": str(path.parent / "store"), "tokenizer": str(tokenizer), **flags}
-    return estimate(Request.from_flags(request), share=share, seq_len=seq_len)
+    return estimate_run(Request.from_flags(request), share=share, seq_len=seq_len)
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +190,7 @@ def test_two_percent_of_real_corpora_estimate_tokens_within_five_percent(
     shared_data: Path, corpus_name: str, tokenizer: str, tmp_path: Path
 ) -> None:
     path, spec = shared_data / f"{corpus_name}.jsonl.zst", shared_data / "tokenizers" / tokenizer
-    found = estimate(
+    found = estimate_run(
         Request.from_flags({"inputs": [str(path)], "out": str(tmp_path), "tokenizer": str(spec)}), share=0.02
     )
     truth = count_tokens(path, spec)

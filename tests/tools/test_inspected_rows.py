@@ -44,8 +44,10 @@ def test_a_traced_row_can_be_looked_at(tmp_path: Path, tiny_tokenizer: Path, pac
         )
         traced = trace["rows"][1]
         shown = json.loads(tokenmill_here("inspect", tmp_path / "store", "--row", str(traced["row"]), *flags).stdout)
-        found = [(part["document"], part["start"], part["tokens"]) for part in shown["documents"]]
-        assert found == [(part["document"], part["start"], part["num_tokens"]) for part in traced["documents"]]
+        found = [(part["document"], part["start"], part["offset"], part["tokens"]) for part in shown["documents"]]
+        assert found == [
+            (part["document"], part["start"], part["offset"], part["num_tokens"]) for part in traced["documents"]
+        ]
         assert len(shown["ids"]) == sum(part["tokens"] for part in shown["documents"])
     batch = collect(tm.load(tmp_path / "store", 24, 2, seed=5, packing=packing), 41)[40]
     assert shown["ids"] == batch.inputs[1, : len(shown["ids"])].tolist()

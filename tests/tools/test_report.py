@@ -33,9 +33,10 @@ from tokenmill.store.store import TokenStore
 from tokenmill.tools.report import browser as browsing
 from tokenmill.tools.report import groups as grouping
 from tokenmill.tools.report import packings as filling
+from tokenmill.tools.report import report
 from tokenmill.tools.report import token_counts as counting
-from tokenmill.tools.report import write_report
 from tokenmill.tools.report.collect import collect_figures
+from tokenmill.tools.report.duplicates import DuplicateTally, ShardHashes
 from tokenmill.tools.report.figures import Figures
 from tokenmill.tools.report.svg import format_share
 from tokenmill.tools.report.token_counts import Vocabulary, choose_pieces, cut_pieces
@@ -77,7 +78,7 @@ def odd_figures(odd_store: TokenStore) -> Figures:
 
 
 def page_of(store: TokenStore, folder: Path, **options: Any) -> str:
-    write_report(store, folder / "page.html", overwrite=True, **options)
+    report(store, folder / "page.html", overwrite=True, **options)
     return (folder / "page.html").read_text("utf-8")
 
 
@@ -209,7 +210,7 @@ def test_lengths_are_counted_once_each(odd_store: TokenStore, odd_figures: Figur
 
 
 def test_suspicious_documents_are_found_and_no_others(odd_store: TokenStore, odd_figures: Figures) -> None:
-    near_empty, repeating, replaced = odd_figures.suspicions
+    near_empty, repeating, replaced, duplicates = odd_figures.suspicions
     documents = ids_of(odd_store)
     texts = [bytes(token for token in ids if token < 256).decode() for ids in documents]
     short = [number for number, ids in enumerate(documents) if len(ids) <= 4]
@@ -228,6 +229,8 @@ def test_suspicious_documents_are_found_and_no_others(odd_store: TokenStore, odd
     assert [(example.document, example.detail) for example in replaced.examples] == [
         (number, f"{count} replacement characters") for number, count in broken.items()
     ]
+    assert duplicates.num_documents == len(texts) - len(set(texts)) - (texts.count("") - 1)
+    assert duplicates.num_looked_at == len(texts)
 
 
 @given(st.text(alphabet="\ufffda，ﾽé\U0010ffff¿", max_size=40), st.data())
@@ -490,14 +493,14 @@ def test_a_page_is_small_however_much_there_is_to_show(tmp_path: Path, monkeypat
 
 
 def test_the_same_store_gives_the_same_bytes(odd_store: TokenStore, tmp_path: Path) -> None:
-    write_report(odd_store, tmp_path / "a.html", json=tmp_path / "a.json")
-    write_report(TokenStore(odd_store.path), tmp_path / "b.html", json=tmp_path / "b.json")
+    report(odd_store, tmp_path / "a.html", json=tmp_path / "a.json")
+    report(TokenStore(odd_store.path), tmp_path / "b.html", json=tmp_path / "b.json")
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
 def test_the_json_has_the_figures_of_the_page(odd_store: TokenStore, tmp_path: Path) -> None:
-    figures = write_report(odd_store, tmp_path / "a.html", json=tmp_path / "a.json", seq_len=64)
+    figures = report(odd_store, tmp_path / "a.html", json=tmp_path / "a.json", seq_len=64)
     data = (tmp_path / "a.json").read_bytes()
     assert msgspec.json.decode(data, type=Figures) == figures
     assert str(tmp_path) not in data.decode()
@@ -543,7 +546,9 @@ def with_attempts(
             peak_memory_bytes=max((moment.memory_bytes for moment in history), default=0),
             num_recycled=0,
             num_retried=0,
-            last=msgspec.structs.replace(last, seconds=history[-1].seconds if history else 0.0, **fields),
+            last=msgspec.structs.replace(
+                last, **fields, startup_seconds=0.0, seconds=history[-1].seconds if history else 0.0
+            ),
             history=history,
         )
         for number, history in enumerate(attempts)
@@ -690,10 +695,10 @@ def test_a_path_that_cannot_be_written_is_refused_before_anything_is_read(tiny_s
         ("new.html", {"sample_tokens": 0}, "--sample-tokens 0 must be a whole number, at least 1"),
     ):
         with pytest.raises(UsageError, match=re.escape(message)):
-            write_report(store, tmp_path / out, **options)  # type: ignore[arg-type]
+            report(store, tmp_path / out, **options)  # type: ignore[arg-type]
     assert (tmp_path / "there.html").read_text() == "precious"
     assert not (tmp_path / "new.html").exists()
-    write_report(store, tmp_path / "there.html", overwrite=True)
+    report(store, tmp_path / "there.html", overwrite=True)
     assert (tmp_path / "there.html").read_text("utf-8").startswith("<!doctype html>")
 
 
@@ -711,3 +716,51 @@ def test_an_unfinished_run_has_no_report(tiny_store: Path, tmp_path: Path) -> No
 )
 def test_shares_never_round_to_what_they_are_not(share: float, shown: str) -> None:
     assert format_share(share) == shown
+
+
+def test_exact_duplicates_are_counted_and_the_most_copied_come_first(tmp_path: Path) -> None:
+    long = "long " * 30_000  # more than two pieces
+    texts = ["one", "two", "one", long, "", "", "owt", "one", long, "two", *make_texts(50, seed=9)]
+    store = tokenize_here(
+        write_jsonl(tmp_path / "a.jsonl", texts), tmp_path / "out", tokenizer="bytes", task_bytes=9000
+    )
+    assert len(store.manifest.splits["train"].shards) > 1
+    found = next(some for some in collect_figures(store).suspicions if some.name == "exact duplicates")
+    filled = [text for text in texts if text]
+    assert (found.num_looked_at, found.num_documents) == (len(texts), len(filled) - len(set(filled)))
+    named = [(example.document, example.detail.split()[0]) for example in found.examples]
+    assert named[:3] == [(0, "3"), (1, "2"), (3, "2")]
+    assert [example.num_tokens for example in found.examples[:3]] == [4, 4, len(long) + 1]
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=30), st.integers(1, 40))
+def test_duplicates_are_those_of_a_set_however_the_tokens_are_cut(documents: list[list[int]], size: int) -> None:
+    edges = np.cumsum([0, *map(len, documents)])
+    ids = np.concatenate([np.array(one, np.int32) for one in documents])
+    hashes, tally = ShardHashes(edges, 100), DuplicateTally(1)
+    for first in range(0, len(ids), size):
+        stop = min(first + size, len(ids))
+        some = np.flatnonzero((edges[1:] > first) & (edges[:-1] < stop))
+        starts = np.maximum(edges[some], first) - first
+        hashes.add(counting.Piece(ids[first:stop], starts, some + 100, first, None))
+    tally.add(0, hashes)
+    num_copies, copies = tally.count()
+    counts = Counter(map(tuple, documents))
+    assert (tally.num_looked_at, num_copies) == (len(documents), len(documents) - len(counts))
+    for one in copies:
+        assert counts[tuple(documents[one.document - 100])] == one.num_equal > 1
+        assert documents.index(documents[one.document - 100]) == one.document - 100
+
+
+def test_splits_are_drawn_on_the_same_axes(tmp_path: Path) -> None:
+    texts = ["x" * size for size in (*range(1, 400, 7), *[900] * 40)]
+    path = write_jsonl(tmp_path / "a.jsonl", texts)
+    store = tokenize_here(path, tmp_path / "out", tokenizer="bytes", val_fraction=0.3)
+    page = page_of(store, tmp_path)
+    plots = re.findall(r'<svg class="plot"[^>]*aria-label="Histogram.*?</svg>', page)
+    assert len(plots) == 2
+    axes = [
+        re.findall(r'<text x="[^"]*" y="[^"]*" text-anchor="(?:end|middle)">([^<]*)</text>', plot) for plot in plots
+    ]
+    assert axes[0] == axes[1]
+    assert [plot.count('class="hover"') for plot in plots] == [plots[0].count('class="hover"')] * 2

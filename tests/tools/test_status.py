@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -19,12 +20,14 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from tests.conftest import write_jsonl
+from tests.support.running import jsonl, start, tokenmill
 from tokenmill.display import Machine, Snapshot, WorkerMoment
 from tokenmill.display.monitor import render_machine
 from tokenmill.errors import DataError, StoreError
 from tokenmill.pipeline.journal.attempts import AttemptInfo
-from tokenmill.pipeline.run import tokenize
-from tokenmill.tools.status import read_status, render_status
+from tokenmill.pipeline.tokenize_any import tokenize
+from tokenmill.tools.status import find_status, read_status
+from tokenmill.tools.status_view import render_status
 
 
 def draw(folder: Path) -> str:
@@ -52,6 +55,9 @@ def make_attempt(
         memory_bytes=612_000_000,
         memory_limit=4_000_000_000,
         bottleneck="encode",
+        input_rate=40e6,
+        text_rate=40e6,
+        token_rate=9.9e6,
     )
     started = time.time() - 10.0 - seconds_ago
     return AttemptInfo(
@@ -87,7 +93,7 @@ def test_a_finished_store_shows_how_its_run_went(tiny_store: Path) -> None:
     shown = draw(tiny_store)
     assert "finished" in shown
     assert "300 documents" in shown
-    assert "MB/s" in shown
+    assert re.search(r"\d [kM]?B/s, .*; start-up \d+\.\d s", shown)
     assert f"tokenmill inspect {tiny_store}" in shown.replace("\n", "")
 
 
@@ -104,8 +110,8 @@ def test_a_running_store_shows_how_far_it_is(tmp_path: Path) -> None:
         shown = draw(tmp_path)
     assert "running" in shown
     assert "4242" in shown
-    assert "43.0% of 1.00 GB, 00:13 left" in shown
-    assert "43.0 MB/s" in shown
+    assert "43.0% of 1.00 GB, 00:14 left" in shown
+    assert "40 MB/s" in shown
     assert "9.9M tokens/s, mostly encode" in shown
     assert "12,345 documents, 98,765,432 tokens, 7 rejects" in shown
     assert "612 MB now, 700 MB at most, of 4.00 GB" in shown
@@ -182,7 +188,7 @@ def test_a_real_run_is_seen_running_then_stopped_then_finished(tmp_path: Path) -
     path = write_jsonl(tmp_path / "in.jsonl", ["a line of some text " * 50] * 24_000)
     out = tmp_path / "store"
     script = (
-        "import sys; from tokenmill.pipeline.run import tokenize; "
+        "import sys; from tokenmill.pipeline.tokenize_any import tokenize; "
         "tokenize(sys.argv[1], sys.argv[2], tokenizer='bytes', task_bytes=500_000, workers=1)"
     )
     command = [sys.executable, "-c", script, str(path), str(out)]
@@ -267,3 +273,65 @@ def test_a_running_status_shows_the_machine(tmp_path: Path) -> None:
     console.print(render_machine(msgspec.structs.replace(make_attempt().last, machine=many)))
     shown = console.export_text()
     assert "50% of 64 cores, 0 idle" in shown and "and 52 faster workers" in shown
+
+
+def test_watching_waits_for_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["x"]))
+    out = tmp_path / "out"
+    assert find_status(out) is None
+    watching = start("status", out, "--watch")
+    time.sleep(1.0)
+    assert watching.poll() is None
+    tokenize(tmp_path / "a.jsonl", out, tokenizer="bytes")
+    shown, errors = watching.communicate(timeout=30)
+    assert (watching.returncode, errors) == (0, "")
+    assert shown.startswith(("waiting for a run in", "finished"))
+    assert "1 tokens" in shown or "2 tokens" in shown
+
+
+def test_a_directory_that_is_no_store_is_not_waited_for(tmp_path: Path) -> None:
+    assert find_status(tmp_path) is None
+    (tmp_path / "mine.txt").write_text("x")
+    with pytest.raises(StoreError, match="is not a token store"):
+        find_status(tmp_path)
+
+
+def test_a_stopped_run_shows_its_command(tmp_path: Path) -> None:
+    (tmp_path / "a b.jsonl").write_bytes(jsonl(["x"]) + b"{broken\n")
+    done = tokenmill("tokenize", "a b.jsonl", "-o", "out", "--tokenizer", "bytes", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "To resume, run: tokenmill tokenize 'a b.jsonl' -o out --tokenizer bytes" in draw(tmp_path / "out").replace(
+        "\n", " "
+    ).replace("  ", " ")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of two megabytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True).returncode:
+        pytest.skip("this user may mount no disk")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_full_disk_is_foreseen_and_named(small_disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["x" * 1000] * 5000))
+    done = tokenmill("tokenize", tmp_path / "a.jsonl", "-o", small_disk / "out", "--tokenizer", "bytes")
+    assert re.search(r"the store may take \d+ MB more, and 2 MB are free", done.stderr)
+    assert "No space left on device" in done.stderr
+    assert "It said: No space left on device" in draw(small_disk / "out").replace("\n", " ")
+
+
+def test_a_disk_without_room_for_one_byte_is_named(small_disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["x"]))
+    (small_disk / "out").mkdir()
+    with suppress(OSError), (small_disk / "others").open("wb") as file:
+        while True:
+            file.write(bytes(1 << 16))
+            file.flush()
+    done = tokenmill("tokenize", tmp_path / "a.jsonl", "-o", small_disk / "out", "--tokenizer", "bytes")
+    assert "No space left on device" in done.stderr
+    with pytest.raises(StoreError, match="its disk is full"):
+        read_status(small_disk / "out")

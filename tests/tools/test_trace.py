@@ -40,6 +40,26 @@ def test_a_step_has_the_documents_of_its_batches(tmp_path: Path, packing: str, w
 
 
 @pytest.mark.parametrize("packing", CASES)
+@pytest.mark.parametrize("denied", [(), (3, 4, 9)], ids=["all", "some"])
+def test_the_place_in_a_document_is_that_of_the_tokens(tmp_path: Path, packing: str, denied: tuple[int, ...]) -> None:
+    store = tm.open(make_store(tmp_path, make_documents(200, longest=90)))
+    documents = tm.deny(store, denied)
+    rows = tm.shuffle(tm.pack(documents, seq_len=16, method=packing), seed=2)
+    sightings: dict[int, list[tuple[int, int, int]]] = {}
+    for step in range(-(-len(rows) // 4)):
+        for row in trace_step(rows, step, batch_size=4).rows:
+            ids = rows[row.row].tolist()
+            for part in row.documents:
+                tokens = documents.document(part.document)[part.offset : part.offset + part.num_tokens]
+                assert ids[part.start : part.start + part.num_tokens] == tokens.tolist()
+                if row.row < len(rows):
+                    sightings.setdefault(part.document, []).append((step, part.start, part.offset))
+    assert any(offset for places in sightings.values() for _, _, offset in places)
+    found = trace_document(rows, 5, batch_size=4)
+    assert [(one.step, one.start, one.offset) for one in found] == sightings[5]
+
+
+@pytest.mark.parametrize("packing", CASES)
 def test_a_document_is_found_at_exactly_its_steps(tmp_path: Path, packing: str) -> None:
     store = tm.open(make_store(tmp_path, make_documents(120, longest=50)))
     rows = rows_of(store, packing)
@@ -92,8 +112,8 @@ def test_the_command_line_names_inputs_and_kept_fields(tmp_path: Path, tiny_toke
     sightings = json.loads(
         tokenmill_here("trace", store, "--document", str(first["document"]), *flags, "--json").stdout
     )
-    place = {"step": 3, "rank": 1, "place": 1, "epoch": 0, "start": first["start"], "num_tokens": first["num_tokens"]}
-    assert place in sightings
+    own = {name: first[name] for name in ("start", "offset", "num_tokens")}
+    assert {"step": 3, "rank": 1, "place": 1, "epoch": 0, **own} in sightings
     whole = tokenmill_here("trace", store, "--document", "0", "--packing", "best-fit", "--seq-len", "4096")
     assert whole.stdout.startswith("document 0: in 1 step of 1 epoch")
     wrong = tokenmill_here("trace", store, *flags)

@@ -101,7 +101,7 @@ def test_bad_records_are_counted_and_reported(tmp_path: Path) -> None:
     path.write_text(path.read_text("utf-8") + "{oops\n", "utf-8")
     notes = Notes()
     assert train_tokenizer([str(path)], tmp_path / "tok", vocab_size=300, display=notes).num_rejects == 1
-    assert any("1 records could not be read" in text for text in notes.said)
+    assert any("1 record could not be read" in text for text in notes.said)
 
 
 def test_a_vocabulary_that_the_text_cannot_fill_is_reported(tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ def test_a_document_that_the_store_lacks_is_found_when_all_are_compared(tmp_path
     assert verify(tmp_path / "s", against=[str(path)], every=True).is_sound
     reseal(tmp_path / "s", lambda manifest: manifest["settings"].update(limit=None))
     assert verify(tmp_path / "s", against=[str(path)]).is_sound
-    assert "1 documents that are neither in the store" in the_problem(tmp_path / "s", against=[str(path)], every=True)
+    assert "1 document that is neither in the store" in the_problem(tmp_path / "s", against=[str(path)], every=True)
 
 
 def make_mixed_corpus(folder: Path) -> Path:
@@ -404,3 +404,23 @@ def test_a_store_without_documents_is_sound(tmp_path: Path) -> None:
     for every in (False, True):
         result = verify(tmp_path / "store", against=[str(tmp_path / "in.jsonl")], every=every)
         assert (result.problems, result.num_documents, result.num_with_eos) == ([], 0, 0)
+
+
+def test_documents_of_damaged_shards_are_not_counted_as_without_eos(tiny_store: Path) -> None:
+    whole = dict(verify(tiny_store).rows())
+    assert whole["EOS"] == "300 of 300 documents end with it"
+    shards = sorted((tiny_store / "train").glob("*.bin"))
+    assert len(shards) > 1
+    with shards[0].open("r+b") as file:
+        file.write(b"\xff")
+    damaged = verify(tiny_store)
+    assert not damaged.is_sound
+    rows = dict(damaged.rows())
+    assert damaged.num_looked_at == damaged.num_with_eos
+    assert 0 < damaged.num_looked_at < 300
+    assert rows["EOS"] == f"{damaged.num_looked_at} of {damaged.num_looked_at} documents in shards without damage " + (
+        "end with it"
+    )
+    for path in tiny_store.glob("*/*.bin"):
+        path.unlink()
+    assert dict(verify(tiny_store).rows())["EOS"] == "not looked at"

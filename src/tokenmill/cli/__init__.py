@@ -7,14 +7,15 @@ Results go to stdout, progress and errors to stderr. An error is one sentence an
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from tokenmill import __version__
 from tokenmill.arguments import show
 from tokenmill.cli import bench
-from tokenmill.cli._output import open_standard_streams
+from tokenmill.cli._output import fail, open_standard_streams
 from tokenmill.cli.demo import demo
 from tokenmill.cli.estimate import estimate
 from tokenmill.cli.export import export
@@ -31,16 +32,22 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Raw text to training batches: tokenize once, choose everything else when loading.",
 )
-app.add_typer(bench.app, name="bench")
-for command in (tokenize, finish, estimate, status, inspect, trace, verify, report, train_tokenizer, export):
-    app.command(command.__name__.replace("_", "-"), no_args_is_help=True)(command)
-app.command()(demo)
+GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "Make a store": (tokenize, estimate, status, finish, train_tokenizer),
+    "Look into a store, and use it": (inspect, verify, report, trace, export),
+    "Try and measure": (demo,),
+}
+"""The commands, under the headings of `--help`."""
+for group, commands in GROUPS.items():
+    for command in commands:
+        name, needs_arguments = command.__name__.replace("_", "-"), command is not demo
+        app.command(name, no_args_is_help=needs_arguments, rich_help_panel=group)(command)
+app.add_typer(bench.app, name="bench", rich_help_panel=group)
 
 INTERRUPTED = 130
 
@@ -62,19 +69,19 @@ def main() -> None:
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except TokenmillError as error:
-        _fail(str(error), getattr(error, "signal_number", None), isinstance(error, UsageError))
+        fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt:
-        _fail("stopped", 2, usage=False)
+        fail("stopped", INTERRUPTED)
     except UnicodeEncodeError as error:
         # Only a name of a file or folder that is not UTF-8 has these code points, one for each wrong byte.
         if not any("\udc80" <= character <= "\udcff" for character in error.object):
             raise
-        _fail(f"{show(error.object, 200)} is a name that is not UTF-8; rename it", None, usage=False)
+        fail(f"{show(error.object, 200)} is a name that is not UTF-8; rename it")
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}", None, usage=False)
+        fail(f"{where}{error.strerror or error}")
     except Exception as error:
         # typer raises click's exceptions, or those of its own copy of click; both have an exit code.
         if not hasattr(error, "exit_code"):
@@ -82,9 +89,3 @@ def main() -> None:
         if hasattr(error, "show"):
             error.show()
         sys.exit(error.exit_code)
-
-
-def _fail(message: str, signal_number: int | None, usage: bool) -> None:
-    bold, plain = ("\033[1;31m", "\033[0m") if sys.stderr.isatty() else ("", "")
-    print(f"{bold}error:{plain} {message}", file=sys.stderr)
-    sys.exit(128 + signal_number if signal_number else 2 if usage else 1)

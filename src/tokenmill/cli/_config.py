@@ -30,7 +30,9 @@ def merge_config(config: Path | None, flags: dict[str, Any], context: typer.Cont
     if isinstance(merged.get("workers"), str):
         merged["workers"] = count_or_auto(merged["workers"], "--workers")
     if isinstance(merged.get("separator"), str):
-        merged["separator"] = merged["separator"].replace("\\n", "\n").replace("\\t", "\t").replace("\\0", "\0")
+        merged["separator"] = (
+            merged["separator"].replace("\\n", "\n").replace("\\r", "\r").replace("\\t", "\t").replace("\\0", "\0")
+        )
     for key, flag in (("inputs", "INPUT"), ("out", "-o OUT"), ("tokenizer", "--tokenizer SPEC")):
         if not merged.get(key):
             raise UsageError(f"{flag} is missing: tokenmill tokenize INPUT... -o OUT --tokenizer SPEC")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tokenmill.display import Advance
 
-__all__ = ["console", "open_standard_streams", "print_json", "progress"]
+__all__ = ["console", "exit_when_interrupted", "fail", "open_standard_streams", "print_json", "progress"]
+
+SIGNALLED = 128
+"""A program that a signal ended exits with this and the number of the signal."""
 
 
 def open_standard_streams() -> None:
@@ -29,6 +33,29 @@ def open_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 (open until the end)
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    """Print an error on stderr and end the program."""
+    bold, plain = ("\033[1;31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+    print(f"{bold}error:{plain} {message}", file=sys.stderr)
+    if code > SIGNALLED and any(not thread.daemon for thread in threading.enumerate()[1:]):
+        # Python would wait for these threads, and one of them may be reading from a disk that does not answer.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+@contextmanager
+def exit_when_interrupted() -> Iterator[None]:
+    """Print what an interrupted run says. typer catches every `KeyboardInterrupt`, and would lose it."""
+    from tokenmill.pipeline.signals import Interrupted
+
+    try:
+        yield
+    except Interrupted as stopped:
+        fail(str(stopped), SIGNALLED + stopped.signal_number)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tokenmill.cli._flags import AsJson, Inputs, TextKey, TokenizerSpec
-from tokenmill.cli._output import print_json
+from tokenmill.cli._output import exit_when_interrupted, print_json
 from tokenmill.errors import TokenmillError, UsageError
 
 if TYPE_CHECKING:
@@ -123,11 +123,12 @@ def _measure(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     effort = Effort(None if max_mb is None else max(1, int(max_mb * 1e6)), repeat)
-    if sys.stderr.isatty():
-        with Console(stderr=True).status("looking at the inputs") as status:
-            report = bench(replace(effort, on_stage=lambda text: status.update(text)))
-    else:
-        report = bench(effort)
+    with exit_when_interrupted():
+        if sys.stderr.isatty():
+            with Console(stderr=True).status("looking at the inputs") as status:
+                report = bench(replace(effort, on_stage=lambda text: status.update(text)))
+        else:
+            report = bench(effort)
     if not report.rows:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in report.left_out.items())
         raise TokenmillError(f"nothing could be measured: {reasons}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
@@ -43,18 +44,18 @@ def run_estimate(
     """Estimate a run and print the table or the JSON object."""
     from tokenmill.display import choose_display
     from tokenmill.engines.gigatoken import return_plain_arrays
-    from tokenmill.formatting import format_facts
     from tokenmill.pipeline.request import Request
-    from tokenmill.tools.estimate import estimate
+    from tokenmill.tools.estimate import estimate_run
 
     return_plain_arrays()
     for name in ("log_json", "quiet", "monitor"):
         switch(flags, name)
     request = Request.from_flags(flags)
-    result = estimate(request, share=sample, seq_len=seq_len, display=choose_display())
+    with closing(choose_display()) as display:
+        result = estimate_run(request, share=sample, seq_len=seq_len, display=display)
     if as_json:
         print_json(result.as_json())
     else:
-        print(format_facts(result.rows(), result.notes))
+        print(result)
     if request.rank is not None:
         print("These are figures of the whole run on this machine, not of one rank.")

@@ -75,15 +75,15 @@ def export(
         done = write(
             store,
             dest,
-            to=to,
+            to=to,  # type: ignore[arg-type]
             split=split,
             links=links,
             overwrite=overwrite,
             advance=advance,
             note=lambda text: print(f"note: {text}", file=sys.stderr),
             seq_len=seq_len,
-            packing=packing,
-            long_documents=long_documents,
+            packing=packing,  # type: ignore[arg-type]
+            long_documents=long_documents,  # type: ignore[arg-type]
             columns=columns,
             drop_mask=drop_mask,
             eos_check=eos_check,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tokenmill.cli._flags import AsJson, LongDocuments, Packing, Seed, SeqLen, Shuffle, Store
 from tokenmill.cli._output import console, print_json
-from tokenmill.errors import UsageError
 
 __all__ = ["inspect"]
 
@@ -31,28 +29,18 @@ def inspect(
 
     The flags of rows are those of trace and of tokenmill.load, and have the same defaults.
     """
-    import tokenmill.tools.inspect as tool
-    from tokenmill.load_any import make_rows
-    from tokenmill.store.remote_store import open_store
+    from tokenmill.tools.inspect import inspect as look
 
-    if row is not None and document is not None:
-        raise UsageError("pass either --row N or --document N, not both")
-    opened = open_store(store)
-    shown: Any
-    if row is not None:
-        rows = make_rows(
-            opened.split(split),
-            seq_len=seq_len,
-            packing=packing,
-            long_documents=long_documents,
-            shuffle=shuffle,
-            seed=seed,
-        )
-        show_row = tool.row_json if as_json else partial(tool.render_row, max_tokens=max_tokens)
-        shown = show_row(opened, rows, row)
-    elif document is not None:
-        show_one = tool.document_json if as_json else partial(tool.render_document, max_tokens=max_tokens)
-        shown = show_one(opened, document, split)
-    else:
-        shown = tool.overview_json(opened) if as_json else tool.render_overview(opened)
-    print_json(shown) if as_json else console().print(shown)
+    shown = look(
+        store,
+        document=document,
+        row=row,
+        split=split,
+        max_tokens=max_tokens,
+        seq_len=seq_len,
+        packing=packing,  # type: ignore[arg-type]
+        long_documents=long_documents,  # type: ignore[arg-type]
+        shuffle=shuffle,
+        seed=seed,
+    )
+    print_json(shown.as_json()) if as_json else console().print(shown)

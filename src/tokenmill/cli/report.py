@@ -27,13 +27,12 @@ def report(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
     """Write one page about a store: totals, lengths, packing, tokens, odd documents, checks, the run, a browser."""
-    from tokenmill.store.store import TokenStore
-    from tokenmill.tools.report import SAMPLE_TOKENS, write_report
-    from tokenmill.tools.verify import local_copy
+    from tokenmill.tools.report import SAMPLE_TOKENS
+    from tokenmill.tools.report import report as write
 
-    with progress() as advance, local_copy(store, advance) as (folder, _):
-        figures = write_report(
-            TokenStore(folder),
+    with progress() as advance:
+        figures = write(
+            store,
             out,
             seq_len=seq_len,
             sample_tokens=SAMPLE_TOKENS if sample_tokens is None else sample_tokens,
@@ -42,7 +41,7 @@ def report(
             overwrite=overwrite,
             advance=advance,
         )
-    print(f"{out}: {plural(figures.num_documents, 'document')}, {figures.num_tokens:,} tokens")
+    print(f"{out}: {plural(figures.num_documents, 'document')}, {plural(figures.num_tokens, 'token')}")
     problems = figures.checks.problems
     if problems:
         raise TokenmillError(f"{store} has {plural(len(problems), 'problem')}; {out} lists them")

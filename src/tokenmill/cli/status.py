@@ -19,7 +19,7 @@ WATCH_BUCKET_SECONDS = 10.0
 
 def status(
     store: Store,
-    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until the run ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Wait for a run, and keep showing it until it ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show progress, speed, ETA and memory of a run, from any terminal, even after it has died."""
@@ -28,7 +28,8 @@ def status(
     from rich.live import Live
 
     from tokenmill.arguments import is_remote
-    from tokenmill.tools.status import read_status, render_status
+    from tokenmill.tools.status import find_status, read_status
+    from tokenmill.tools.status_view import render_status
 
     if as_json:
         print_json(read_status(store))
@@ -36,8 +37,8 @@ def status(
         console().print(render_status(read_status(store)))
     else:
         pause = WATCH_BUCKET_SECONDS if is_remote(store) else WATCH_SECONDS
-        with Live(render_status(read_status(store)), console=console(), auto_refresh=False) as live:
-            while (now := read_status(store)).state == "running":
-                live.update(render_status(now), refresh=True)
+        with Live(console=console(), auto_refresh=False) as live:
+            while (now := find_status(store)) is None or now.state == "running":
+                live.update(f"waiting for a run in {store}" if now is None else render_status(now), refresh=True)
                 time.sleep(pause)
             live.update(render_status(now), refresh=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from tokenmill.cli._config import merge_config
 from tokenmill.cli._flags import INPUTS, Store, switch
+from tokenmill.cli._output import exit_when_interrupted
 from tokenmill.cli.estimate import run_estimate
 
 __all__ = ["finish", "tokenize"]
@@ -90,7 +92,9 @@ def tokenize(
             help="Special-token strings in texts: as-text, parse or error \\[default: as-text; error with templates]."
         ),
     ] = None,
-    engine: Annotated[str, _tokens(help="auto, gigatoken, huggingface, sentencepiece, tiktoken or bytes.")] = "auto",
+    engine: Annotated[
+        str, _tokens(help="auto, gigatoken, wordcache, huggingface, sentencepiece, tiktoken or bytes.")
+    ] = "auto",
     val_fraction: Annotated[float, _output(help="Share of documents for the val split.")] = 0.0,
     seed: Annotated[int, _output(help="Seed of the split.")] = 0,
     overwrite: Annotated[bool, _output("--overwrite", help="Remove an existing store first.")] = False,
@@ -130,16 +134,24 @@ def tokenize(
 
     # The worker processes start first, so that they import while this process does.
     started = create("local", PRELOAD) if executor == "local" else None
-    from tokenmill.display import choose_display
-    from tokenmill.pipeline.request import Request
-    from tokenmill.pipeline.run import run
+    from tokenmill.display import Display, Preparation, Silence, choose_display
 
+    display: Display = Silence()
     try:
         merged = merge_config(config, _flags(context), context)
         log_json, quiet = switch(merged, "log_json") or log_json, switch(merged, "quiet") or quiet
-        monitor = switch(merged, "monitor") or monitor
+        draw: Any = None
+        if switch(merged, "monitor") or monitor:
+            from tokenmill.display.monitor import draw_monitor as draw
+        display = choose_display(log_json=log_json, quiet=quiet, draw=draw)
+        if sys.stderr.isatty():
+            display.update(Preparation.step("starting"))
+        from tokenmill.pipeline.request import Request
+        from tokenmill.pipeline.run import run
+
         request = Request.from_flags(merged)
     except BaseException:
+        display.close()
         if started is not None:
             started.close()
         raise
@@ -150,11 +162,8 @@ def tokenize(
         if started is not None:
             started.close()
             started = None
-    draw: Any = None
-    if monitor:
-        from tokenmill.display.monitor import draw_monitor as draw
-    display = choose_display(log_json=log_json, quiet=quiet, draw=draw)
-    outcome = run(request, display, started)
+    with exit_when_interrupted():
+        outcome = run(request, display, started)
     from tokenmill.tools.summary import print_summary
 
     print_summary(outcome, request)

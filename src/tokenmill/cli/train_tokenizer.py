@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli._flags import Format, Inputs, TextKey
+from tokenmill.formatting import plural
 
 __all__ = ["train_tokenizer"]
 
@@ -40,5 +41,5 @@ def train_tokenizer(
         display=choose_display(),
     )
     size = f"{trained.num_bytes / 1e6:.1f} MB of text"
-    print(f"{trained.path / 'tokenizer.json'}: {trained.vocab_size:,} tokens from {size}")
+    print(f"{trained.path / 'tokenizer.json'}: {plural(trained.vocab_size, 'token')} from {size}")
     print(f"Next: tokenmill tokenize INPUT... -o OUT --tokenizer {quote(str(trained.path))}")

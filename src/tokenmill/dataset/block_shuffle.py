@@ -16,6 +16,7 @@ from tokenmill.dataset.pack import ConcatRows, PaddedRows
 from tokenmill.dataset.rows import Integers, PackedRows, Rows
 from tokenmill.dataset.shuffle import GroupedOrder, ShuffledRows, distinct
 from tokenmill.errors import UsageError
+from tokenmill.formatting import plural
 
 __all__ = ["DEFAULT_BLOCK_TOKENS", "BlockShuffledRows"]
 
@@ -108,7 +109,7 @@ class BlockShuffledRows(ShuffledRows):
         share = self.shuffled_among / self.num_tokens
         blocks = "1 block" if self.num_blocks == 1 else f"{self.num_blocks:,} blocks"
         return (
-            f"shuffle in {blocks}, seed {self._seed}: each row among {self.shuffled_among:,} tokens, "
+            f"shuffle in {blocks}, seed {self._seed}: each row among {plural(self.shuffled_among, 'token')}, "
             f"{share:.1%} of an epoch"
         )
 

@@ -21,6 +21,7 @@ from tokenmill.arguments import one_of, show, whole_number
 from tokenmill.dataset.rows import Integers, PackedRows, ResolvedRows, Rows, as_rows, as_seed
 from tokenmill.dataset.shuffle import distinct, make_key
 from tokenmill.errors import UsageError
+from tokenmill.formatting import plural
 
 __all__ = ["MixedRows", "mix"]
 
@@ -89,6 +90,7 @@ class MixedRows(Rows):
             raise UsageError(f"the sources of a mixture have rows of {lengths} tokens; pack them with one seq_len")
         if len({rows.layout for rows in self._sources}) > 1:
             raise UsageError("a mixture has rows of one kind: pairs, prompts and packed documents do not mix")
+        self._check_tokenizers()
         one_of(self._on_exhausted, get_args(OnExhausted), "on_exhausted")
         for epochs in self._max_epochs:
             if epochs is not None and not 0 < epochs < float("inf"):
@@ -106,6 +108,18 @@ class MixedRows(Rows):
                 raise UsageError(f"the stage at row {row} has {len(weights)} weights for {len(self._sources)} sources")
             if not all(0 <= weight < float("inf") for weight in weights) or not sum(weights) > 0:
                 raise UsageError(f"weights {weights} must be numbers of at least 0, and not all 0")
+
+    def _check_tokenizers(self) -> None:
+        """Raise if two stores were made with different tokenizers: the same id would be another text in each."""
+        made: dict[str, str] = {}
+        for rows in self._sources:
+            for leaf in rows.leaves():
+                if leaf.documents.tokenizer is not None:
+                    name, sha256 = leaf.documents.tokenizer
+                    made.setdefault(sha256, f"{leaf.documents.name} was tokenized with {name} ({sha256[:6]})")
+        if len(made) > 1:
+            first, other, *_ = made.values()
+            raise UsageError(f"{first}, and {other}; mix stores of one tokenizer")
 
     def _make_stages(self) -> list[_Stage]:
         """Make the given stages, and one more whenever a source is exhausted."""
@@ -199,8 +213,10 @@ class MixedRows(Rows):
     def title(self) -> str:
         """Return one line for the tree."""
         changes = "".join(f", at row {row:,}: {weights}" for row, weights in self._weights.items() if row)
-        ends = f", ends after {self.limit:,} rows" if self.limit is not None else ""
-        return f"mix, seed {self._seed}: {self.num_rows:,} rows, {self.num_tokens:,} tokens{changes}{ends}"
+        ends = f", ends after {plural(self.limit, 'row')}" if self.limit is not None else ""
+        return (
+            f"mix, seed {self._seed}: {plural(self.num_rows, 'row')}, {plural(self.num_tokens, 'token')}{changes}{ends}"
+        )
 
     def parts(self) -> list[tuple[str, Rows]]:
         """Return the sources, each labelled with its share of the tokens."""

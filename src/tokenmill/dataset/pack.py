@@ -17,6 +17,7 @@ from tokenmill.dataset.bestfit import BestFitRows
 from tokenmill.dataset.packing_report import LongDocuments, PackingReport
 from tokenmill.dataset.rows import Integers, PackedRows, Segments, Spans, as_documents, as_seed, refuse_special
 from tokenmill.errors import UsageError
+from tokenmill.formatting import plural
 from tokenmill.store.documents import Documents
 from tokenmill.store.store import TokenSource
 
@@ -67,7 +68,7 @@ class ConcatRows(PackedRows):
         self.num_rows = (documents.num_tokens - 1) // seq_len if documents.num_tokens else 0
         if self.num_rows < 1:
             raise UsageError(
-                f"{documents.name} has {documents.num_tokens:,} tokens and a row of {seq_len:,} needs "
+                f"{documents.name} has {plural(documents.num_tokens, 'token')} and a row of {seq_len:,} needs "
                 f"{seq_len + 1:,}; use a smaller seq_len, or packing='pad'"
             )
         self.num_tokens = self.num_rows * seq_len

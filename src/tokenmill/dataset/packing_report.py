@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from tokenmill.formatting import plural
 from tokenmill.store.table import Integers
 
 __all__ = ["LongDocuments", "PackingReport"]
@@ -63,15 +64,18 @@ class PackingReport:
         return self.num_padding_tokens / places if places else 0.0
 
     def __str__(self) -> str:
-        cut, dropped = f"{self.num_truncated_tokens:,} tokens cut off", f"{self.num_dropped_tokens:,} tokens"
+        cut, dropped = plural(self.num_truncated_tokens, "token"), plural(self.num_dropped_tokens, "token")
+        truncated = plural(self.num_truncated_documents, "document")
         others = [
             (self.num_padding_tokens, f"{self.padding:.3%} padding"),
-            (self.num_split_documents, f"{self.num_split_documents:,} documents split"),
-            (self.num_truncated_documents, f"{self.num_truncated_documents:,} documents truncated ({cut})"),
-            (self.num_dropped_documents, f"{self.num_dropped_documents:,} documents dropped ({dropped})"),
-            (self.num_empty_documents, f"{self.num_empty_documents:,} empty documents"),
-            (self.num_left_over_tokens, f"{self.num_left_over_tokens:,} tokens left over"),
+            (self.num_split_documents, f"{plural(self.num_split_documents, 'document')} split"),
+            (self.num_truncated_documents, f"{truncated} truncated ({cut} cut off)"),
+            (self.num_dropped_documents, f"{plural(self.num_dropped_documents, 'document')} dropped ({dropped})"),
+            (self.num_empty_documents, plural(self.num_empty_documents, "empty document")),
+            (self.num_left_over_tokens, f"{plural(self.num_left_over_tokens, 'token')} left over"),
         ]
-        parts = [f"{self.num_rows:,} rows", f"{self.num_tokens:,} tokens"]
+        parts = [plural(self.num_rows, "row"), plural(self.num_tokens, "token")]
         parts += [text for count, text in others if count]
-        return ", ".join(parts + [f"{count:,} pairs left out: {reason}" for reason, count in self.left_out.items()])
+        return ", ".join(
+            parts + [f"{plural(count, 'pair')} left out: {reason}" for reason, count in self.left_out.items()]
+        )

@@ -18,6 +18,7 @@ from tokenmill.arguments import one_of, whole_number
 from tokenmill.dataset.pack import LONGEST_ROW, PaddedRows
 from tokenmill.dataset.rows import Integers, PackedRows, Segments, Spans, as_documents
 from tokenmill.errors import UsageError
+from tokenmill.formatting import plural
 from tokenmill.store.documents import Documents
 from tokenmill.store.sources import read_shared
 from tokenmill.store.store import TokenSource
@@ -89,7 +90,7 @@ class PairRows(PackedRows):
         num_pairs = documents.num_documents // 2
         if len(self._left_out) == num_pairs:
             why = "; ".join(f"{count:,}: {reason}" for reason, count in self.report.left_out.items()) or "it is empty"
-            raise UsageError(f"no pair of {documents.name} has a row of at most {max_length:,} tokens ({why})")
+            raise UsageError(f"no pair of {documents.name} has a row of at most {plural(max_length, 'token')} ({why})")
         self._set_counts(num_pairs - len(self._left_out))
 
     def _find_left_out(self) -> Integers:
@@ -103,7 +104,7 @@ class PairRows(PackedRows):
             if self._long_documents != "drop":
                 gone = self._judge(gone + first, both[gone])
             elif len(gone):
-                self._count_left_out(f"an answer is longer than {most:,} tokens", len(gone))
+                self._count_left_out(f"an answer is longer than {plural(most, 'token')}", len(gone))
                 gone = gone + first
             kept = np.ones(len(both), bool)
             kept[gone - first] = False
@@ -164,7 +165,7 @@ class PairRows(PackedRows):
 
     def title(self) -> str:
         """Return one line for the tree."""
-        return f"pairs of at most {self._max_length:,} tokens each, {self._long_documents}: {self.report}"
+        return f"pairs of at most {plural(self._max_length, 'token')} each, {self._long_documents}: {self.report}"
 
     def rows_of(self, document: int) -> list[int]:
         """Return the row of its pair, if it has one."""

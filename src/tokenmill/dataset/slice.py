@@ -10,6 +10,7 @@ import numpy as np
 from tokenmill.arguments import whole_number
 from tokenmill.dataset.rows import DerivedRows, Integers, PackedRows, ResolvedRows, Rows, as_documents, as_rows
 from tokenmill.errors import UsageError
+from tokenmill.formatting import plural
 from tokenmill.store.documents import Documents
 from tokenmill.store.store import TokenSource
 
@@ -89,4 +90,4 @@ class SlicedRows(DerivedRows):
 
     def title(self) -> str:
         """Return one line for the tree."""
-        return f"rows {self._start:,} to {self._start + self.num_rows:,}: {self.num_tokens:,} tokens"
+        return f"rows {self._start:,} to {self._start + self.num_rows:,}: {plural(self.num_tokens, 'token')}"

@@ -9,21 +9,24 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import msgspec
 
+from tokenmill.arguments import one_of
 from tokenmill.display.snapshot import Machine, Preparation, Snapshot, WorkerMoment
 
 __all__ = [
     "Advance",
     "Display",
+    "DisplayName",
     "Draw",
     "Machine",
     "Preparation",
     "Silence",
     "Snapshot",
     "WorkerMoment",
+    "as_display",
     "choose_display",
     "ignore_progress",
     "render",
@@ -33,6 +36,8 @@ LINE_SECONDS, EVENT_SECONDS = 5.0, 1.0
 BAR_REFRESHES, MONITOR_REFRESHES = 4, 1
 """Per second. Drawing the monitor takes 3 to 8 ms of a core that workers need, and its figures change once a second."""
 
+DisplayName = Literal["auto", "monitor", "json", "quiet"]
+"""How a Python program names a display; the flags of the command line have the same names."""
 Draw = Callable[[Any, int], Any]
 """Draws a snapshot for a terminal of the given width."""
 Advance = Callable[[str, int, int], None]
@@ -79,18 +84,27 @@ class _Periodic:
         self._seconds = seconds
         self._last = time.monotonic() - seconds + first_after
         self._unprinted: Snapshot | Preparation | None = None
+        self._completed: type | None = None
+        """What was printed as complete; nothing more is to be said of it."""
 
     def update(self, snapshot: Snapshot | Preparation) -> None:
-        """Print the snapshot if the last one is old enough."""
+        """Print the snapshot if the last one is old enough; print a step as it begins."""
+        if isinstance(snapshot, Preparation) and snapshot.is_step:
+            self._print(snapshot)
+            return
+        if snapshot.fraction == 1.0 and self._completed is type(snapshot):
+            return
         self._unprinted = snapshot
         if time.monotonic() - self._last >= self._seconds:
             self._last = time.monotonic()
             self._unprinted = None
+            self._completed = type(snapshot) if snapshot.fraction == 1.0 else None
             self._print(snapshot)
 
     def close(self) -> None:
         """Print the last snapshot if it is complete and was not printed."""
         if self._unprinted is not None and self._unprinted.fraction == 1.0:
+            self._completed = type(self._unprinted)
             self._print(self._unprinted)
             self._unprinted = None
 
@@ -110,7 +124,8 @@ class PlainLines(_Periodic):
         print(text, file=sys.stderr, flush=True)
 
     def _print(self, snapshot: Snapshot | Preparation) -> None:
-        self.say(f"{snapshot.line()}  ({snapshot.details()})")
+        details = snapshot.details()
+        self.say(f"{snapshot.line()}  ({details})" if details else f"{snapshot.line()} ...")
         if self._shows_machine and snapshot.machine is not None:
             self.say(f"        {snapshot.machine.line()}")
 
@@ -127,6 +142,9 @@ class JsonLines(_Periodic):
         self._write({"event": "message", "text": text, "level": level})
 
     def _print(self, snapshot: Snapshot | Preparation) -> None:
+        if isinstance(snapshot, Preparation) and snapshot.is_step:
+            self._write({"event": "step", "action": snapshot.action})
+            return
         rates = {"fraction": snapshot.fraction, "eta_seconds": snapshot.eta_seconds}
         event = "progress" if isinstance(snapshot, Snapshot) else "preparation"
         self._write({"event": event, **msgspec.to_builtins(snapshot), **rates})
@@ -168,6 +186,10 @@ def render(snapshot: Snapshot | Preparation, width: int) -> Any:
 
     from tokenmill.display.tables import make_bar
 
+    if isinstance(snapshot, Preparation) and snapshot.is_step:
+        from rich.spinner import Spinner
+
+        return Spinner("line", snapshot.line())
     # Leave room for the ^C that a terminal echoes: a line that wraps would not be cleared with the bar.
     bar = make_bar(snapshot.fraction, max(10, min(width - 8, 72)))
     return Group(bar, Text(snapshot.line(), style="bold"), Text(snapshot.details(), style="dim"))
@@ -179,4 +201,27 @@ def choose_display(*, log_json: bool = False, quiet: bool = False, draw: Draw | 
         return Silence()
     if log_json:
         return JsonLines()
-    return TerminalBar(draw) if sys.stderr.isatty() else PlainLines(shows_machine=draw is not None)
+    if sys.stderr.isatty():
+        return TerminalBar(draw)
+    if is_notebook():
+        from tokenmill.display.notebook import NotebookBar
+
+        return NotebookBar(draw or render)
+    return PlainLines(shows_machine=draw is not None)
+
+
+def as_display(display: Display | DisplayName) -> Display:
+    """The display that a Python program names, or the one that it made itself."""
+    if not isinstance(display, str):
+        return display
+    one_of(display, get_args(DisplayName), "display")
+    draw: Draw | None = None
+    if display == "monitor":
+        from tokenmill.display.monitor import draw_monitor as draw
+    return choose_display(log_json=display == "json", quiet=display == "quiet", draw=draw)
+
+
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook; a shell of IPython in a terminal has no kernel."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")

@@ -46,6 +46,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a run at one moment."""
 
     seconds: float
+    """Since the attempt began."""
+    startup_seconds: float = 0.0
+    """How long it took until the first text was read: finding inputs, loading the tokenizer, starting processes."""
     total_bytes: int
     done_bytes: int
     resumed_bytes: int
@@ -58,6 +61,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     memory_limit: int
     bottleneck: str
+    input_rate: float = 0.0
+    """Bytes of inputs per second, in the last seconds."""
+    text_rate: float = 0.0
+    token_rate: float = 0.0
     machine: Machine | None = None
 
     @property
@@ -66,22 +73,24 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return min(1.0, self.done_bytes / self.total_bytes) if self.total_bytes else 1.0
 
     @property
+    def work_seconds(self) -> float:
+        """The time since the first text was read."""
+        return max(0.0, self.seconds - self.startup_seconds)
+
+    @property
     def text_per_second(self) -> float:
-        """Bytes of text that this attempt tokenized per second."""
-        return self.num_text_bytes / self.seconds if self.seconds > 0 else 0.0
+        """Bytes of text per second of all of this attempt, without its start-up."""
+        return self.num_text_bytes / self.work_seconds if self.work_seconds > 0 else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of this attempt."""
-        return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
+        """Tokens per second of all of this attempt, without its start-up."""
+        return self.num_tokens / self.work_seconds if self.work_seconds > 0 else 0.0
 
     @property
     def eta_seconds(self) -> float | None:
-        """The time left at the speed of this attempt. Resumed bytes do not count: they took this attempt no time."""
-        done_now = self.done_bytes - self.resumed_bytes
-        if done_now <= 0 or self.seconds <= 0:
-            return None
-        return (self.total_bytes - self.done_bytes) * self.seconds / done_now
+        """The time left at the speed of the last seconds."""
+        return max(0, self.total_bytes - self.done_bytes) / self.input_rate if self.input_rate > 0 else None
 
     def line(self) -> str:
         """Progress and speed in one line of less than 80 columns."""
@@ -89,12 +98,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         parts = [
             f"{100 * self.fraction:5.1f}%",
             f"ETA {eta}",
-            f"{self.text_per_second / 1e6:.0f} MB/s",
-            f"{format_count(self.tokens_per_second)} tok/s",
-            f"{format_count(self.num_documents)} docs",
+            f"{format_bytes(self.text_rate)}/s",
+            f"{format_count(self.token_rate)} tok/s",
+            f"{format_count(self.num_documents)} {'doc' if self.num_documents == 1 else 'docs'}",
         ]
         if self.num_rejects:
-            parts.append(f"{self.num_rejects} rejects")
+            parts.append(plural(self.num_rejects, "reject"))
         return "  ".join(parts)
 
     def details(self) -> str:
@@ -111,12 +120,22 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     """`3 of 14 files`"""
     unit: str
-    """`bytes`, or the name of the things that are counted."""
+    """`bytes`, or the name of the things that are counted; empty if nothing is."""
     seconds: float
     total: int
     """0 if unknown."""
     done: int
     machine: None = None
+
+    @classmethod
+    def step(cls, action: str) -> Preparation:
+        """A step of which only the beginning is known: `looking at the inputs`."""
+        return cls(action=action, what="", unit="", seconds=0.0, total=0, done=0)
+
+    @property
+    def is_step(self) -> bool:
+        """Whether nothing is counted."""
+        return not self.unit
 
     @property
     def fraction(self) -> float:
@@ -130,6 +149,8 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
 
     def line(self) -> str:
         """Progress and speed in one line."""
+        if self.is_step:
+            return self.action
         share = f"{100 * self.fraction:5.1f}%  " if self.total else ""
         eta = "" if self.eta_seconds is None else f"ETA {format_seconds(self.eta_seconds)}  "
         amount = self._show(self.done) + (f" of {self._show(self.total)}" if self.total else "")
@@ -140,4 +161,6 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
         return self.what
 
     def _show(self, amount: float) -> str:
-        return format_bytes(amount) if self.unit == "bytes" else f"{format_count(amount)} {self.unit}"
+        if self.unit == "bytes":
+            return format_bytes(amount)
+        return f"{format_count(amount)} {self.unit.removesuffix('s') if amount == 1 else self.unit}"

@@ -116,7 +116,7 @@ def check_sequence(file: str, surrounding: Iterable[tuple[Any, Any]], known: Map
 def check_added(file: str, config: Mapping[str, Any], library: Any) -> None:
     """Refuse added tokens to which the library gives other ids than the file."""
     for token in config.get("added_tokens") or []:
-        actual = library.token_to_id(token["content"])
+        actual = library.token_id(token["content"], token["id"])
         if actual != token["id"]:
             raise DataError(
                 file,

@@ -106,6 +106,8 @@ class DisputeFilter:
     """
 
     suspects: npt.NDArray[np.uint32]
+    leads: int
+    """The first bytes of disputed characters, as in `PackedTexts`. Most texts have none of them."""
 
     def __init__(self, ranges: Ranges, vocabulary: Mapping[int, bytes]) -> None:
         size = max(vocabulary, default=0) + 1
@@ -125,6 +127,7 @@ class DisputeFilter:
         self._is_suspect = np.zeros(size, np.bool_)
         self._is_suspect[self.suspects] = True
         self._scratch = np.empty((2, 0), np.bool_)
+        self.leads = sum({1 << byte - 0xC0 for byte in _byte_tree(ranges)})
         disputed = "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
         self._pattern = re.compile(f"[{disputed}]" if ranges else "(?!)")
 

@@ -32,7 +32,7 @@ class _Redirection:
         self._depth = 0
         self._saved = -1
         self._file: BinaryIO | None = None
-        os.register_at_fork(after_in_child=self._start_anew)
+        os.register_at_fork(after_in_child=self._start_over)
 
     def enter(self) -> None:
         with self._lock:
@@ -64,7 +64,7 @@ class _Redirection:
                 if not drop:
                     os.write(2, printed)
 
-    def _start_anew(self) -> None:
+    def _start_over(self) -> None:
         """Use another lock and file than the parent process."""
         if self._depth and self._saved >= 0:
             os.dup2(self._saved, 2)

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-__all__ = ["model_config", "refuses_model"]
+__all__ = ["character_map", "model_config", "refuses_model"]
 
 # Field numbers and values of sentencepiece_model.proto.
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
@@ -93,6 +93,11 @@ def model_config(model: bytes) -> dict[str, Any]:
             "merges": list(_merges(read)),
         },
     }
+
+
+def character_map(model: bytes) -> bytes:
+    """Return the table by which a `.model` normalizes characters."""
+    return bytes(_read(model).normalizer.get(_CHARACTER_MAP, b""))
 
 
 def _merges(model: _Model) -> list[tuple[str, str]]:

@@ -21,6 +21,8 @@ from tokenmill.text_batch import IntArray, TokenBatch
 __all__ = ["Aligner", "Places", "count_bytes"]
 
 Places = npt.NDArray[np.int64]
+MOST_SPELLED = 16 << 20
+"""The bytes of documents that are compared with their tokens at once; more are compared one document at a time."""
 
 
 class Aligner:
@@ -32,6 +34,8 @@ class Aligner:
         decoder = Decoder(tokenizer)
         self._spellings = [decoder.token_bytes(token) for token in range(tokenizer.vocab_size)]
         self._lengths = np.array([len(spelling) for spelling in self._spellings], np.int64)
+        self._bytes = np.frombuffer(b"".join(self._spellings), np.uint8)
+        self._places = np.cumsum(self._lengths) - self._lengths
         self._normalizes = tokenizer.kind == "sentencepiece" or tokenizer.config.get("normalizer") is not None
 
     def align(self, texts: list[str], batch: TokenBatch) -> tuple[Places, Places]:
@@ -41,13 +45,31 @@ class Aligner:
         edges = np.concatenate([[0], ends])[batch.offsets]
         stops = ends - np.repeat(edges[:-1], np.diff(batch.offsets))
         starts = stops - lengths
-        doubtful = np.diff(edges) != count_bytes(texts)
+        sizes = count_bytes(texts)
+        doubtful = np.diff(edges) != sizes
         if self._normalizes:
-            doubtful |= np.array([not text.isascii() for text in texts], bool)
+            changeable = np.array([not text.isascii() for text in texts], bool)
+            doubtful |= self._differ(texts, batch, sizes, changeable & ~doubtful)
         for number in np.flatnonzero(doubtful).tolist():
             some = slice(int(batch.offsets[number]), int(batch.offsets[number + 1]))
             starts[some], stops[some] = self._align_one(texts[number], batch.ids[some], starts[some], stops[some])
         return starts, stops
+
+    def _differ(self, texts: list[str], batch: TokenBatch, sizes: Places, which: npt.NDArray[np.bool_]) -> Any:
+        """Return which of some documents, whose tokens have as many bytes as their texts, have other bytes."""
+        numbers = np.flatnonzero(which)
+        ends = np.cumsum(sizes[which])
+        if not len(numbers) or ends[-1] > MOST_SPELLED:
+            return which
+        ids = batch.ids[np.repeat(which, np.diff(batch.offsets))]
+        lengths = self._lengths[ids]
+        index = np.repeat(self._places[ids] - (np.cumsum(lengths) - lengths), lengths)
+        index += np.arange(len(index))
+        written = np.frombuffer("".join([texts[number] for number in numbers.tolist()]).encode(), np.uint8)
+        wrong = np.flatnonzero(self._bytes[index] != written)
+        found = np.zeros(len(texts), bool)
+        found[numbers[np.searchsorted(ends, wrong, "right")]] = True
+        return found
 
     def _align_one(self, text: str, ids: IntArray, starts: Places, stops: Places) -> tuple[Places, Places]:
         spelled = b"".join([self._spellings[token] for token in ids.tolist()])
@@ -70,8 +92,8 @@ class Aligner:
             pieces = self._library.encode(text, out_type="immutable_proto").pieces
             return [piece.id for piece in pieces], [(piece.begin, piece.end) for piece in pieces]
         with guarded(self._tokenizer.shown, "cannot encode a text"):
-            encoding = self._library.encode(text, add_special_tokens=False)
-        return encoding.ids, encoding.offsets
+            ids, spans = self._library.align(text)
+        return ids, spans
 
     @cached_property
     def _library(self) -> Any:

@@ -28,7 +28,7 @@ class Decoder:
         """Decode ids, including special tokens, as the reference library does."""
         wanted = [int(i) for i in ids]
         if self._tokenizer.kind == "huggingface" and not self._byte_level:
-            return str(self._library.decode(wanted, skip_special_tokens=False))
+            return str(self._library.decode(wanted))
         if self._tokenizer.kind == "sentencepiece":
             return str(self._library.decode(wanted))
         return b"".join(self.token_bytes(i) for i in wanted).decode("utf-8", "replace")

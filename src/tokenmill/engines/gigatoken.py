@@ -104,7 +104,7 @@ class GigatokenEngine(Engine):
         self._backend = self._load()
 
     def _settle_disputes(self, texts: Sequence[str], batch: TokenBatch) -> TokenBatch:
-        if self._disputes is None:
+        if self._disputes is None or (isinstance(texts, PackedTexts) and not texts.leads & self._disputes.leads):
             return batch
         flagged = self._disputes.flag(batch.ids, batch.offsets).tolist()
         disputed = [i for i in flagged if self._disputes.confirms(texts[i])]

@@ -71,7 +71,7 @@ def load_named(name: str) -> Tokenizer:
 
 
 def load_ranks(name: str, path: Path, files: dict[str, bytes]) -> Tokenizer:
-    """Load a `.tiktoken` file, which the `tiktoken.json` beside it or its own name defines."""
+    """Load a file of ranks, which the `tiktoken.json` beside it or its own name defines."""
     main_file = path.name
     if "tiktoken.json" not in files:
         definition = _published_definition(main_file, _parse_ranks(str(path), files[main_file]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,6 +36,17 @@ MOST_BYTES = 1 << 28
 """The limit for one file of a tokenizer; the largest in use, with 256,000 tokens, has 35 MB."""
 BYTES_EOS, BYTES_BOS = 256, 257
 BYTES_FILE = "bytes.json"
+RANKS = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
+"""The first line of a file of ranks, which Llama 3 calls tokenizer.model."""
+PICKLE = (
+    "a pickle can run any program, so it is not opened; if you trust it, write its parts to files with\n"
+    "    import base64, json, pickle; from pathlib import Path; e = pickle.loads(Path('tokenizer.pkl').read_bytes()); "
+    "parts = dict(name='own', pattern=e._pat_str, special_tokens=e._special_tokens); "
+    "Path('tiktoken.json').write_text(json.dumps(parts))\n"
+    "    Path('own.tiktoken').write_bytes(b''.join(base64.b64encode(t) + b' %d\\n' % i "
+    "for t, i in e._mergeable_ranks.items()))\n"
+    "and pass own.tiktoken"
+)
 
 
 @dataclass(frozen=True)
@@ -187,6 +199,8 @@ def open_tokenizer(folder: Path, name: str) -> Tokenizer:
     ranks = sorted(folder.glob("*.tiktoken")) + sorted(folder.glob("*.model"))
     if len(ranks) == 1:
         return _from_file(ranks[0], name)
+    if (folder / "tokenizer.pkl").is_file():
+        raise UsageError(f"--tokenizer {folder / 'tokenizer.pkl'}: {PICKLE}")
     raise UsageError(
         f"--tokenizer {folder} has no tokenizer.json, tokenizer.model or .tiktoken file; it has "
         f"{', '.join(sorted(p.name for p in folder.iterdir())[:6]) or 'no files'}"
@@ -201,15 +215,18 @@ def _bytes() -> Tokenizer:
 
 
 def _from_file(path: Path, name: str | None = None) -> Tokenizer:
+    if path.suffix == ".pkl":
+        raise UsageError(f"--tokenizer {path}: {PICKLE}")
     files = {path.name: _read(path)}
     for side in SIDE_FILES:
         beside = path.parent / side
         if beside.is_file() and side != path.name:
             files[side] = _read(beside)
     name = name or (path.parent.name if path.name in {"tokenizer.json", "tokenizer.model"} else path.stem) or path.stem
-    if path.suffix == ".model":
+    is_ranks = path.suffix == ".model" and RANKS.match(files[path.name]) is not None
+    if path.suffix == ".model" and not is_ranks:
         return _from_sentencepiece(name, path, files)
-    if path.suffix == ".tiktoken":
+    if path.suffix == ".tiktoken" or is_ranks:
         from tokenmill.engines.tiktoken import load_ranks
 
         return load_ranks(name, path, files)

@@ -30,6 +30,9 @@ MEMORY_TUNABLES = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=67108864:g
 """Huge pages if the system gives them on request, and no return of blocks of a megabyte to the system between two
 batches: this saves 5% of a worker's time. Engines read their tables at random, so small pages would cost a TLB miss
 each."""
+SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""The server must have no thread but its own when it forks, because a lock that another one holds stays locked in the
+worker. pyarrow's allocator starts one on import, and OpenBLAS one per core unless told otherwise."""
 
 _forking = threading.Lock()
 """Held while the other end of a new channel is open here: a process forked in between would keep it open."""
@@ -174,7 +177,7 @@ class LocalExecutor:
             self.submit(call, how)
 
     def _fork(self, call: Call) -> LocalProcess:
-        """Fork a process from the server, which is started anew if it was killed."""
+        """Fork a process from the server, which is restarted if it was killed."""
         for attempt in (1, 2):
             with _forking:
                 ours, theirs = socket.socketpair()
@@ -208,7 +211,7 @@ class LocalExecutor:
             ours, theirs = socket.socketpair()
             arguments = [str(theirs.fileno()), str(self._niceness)]
             command = [PYTHON, "-m", "tokenmill.executors._fork_server", *arguments]
-            environment = {"GLIBC_TUNABLES": MEMORY_TUNABLES, **os.environ, **ONE_THREAD}
+            environment = {"GLIBC_TUNABLES": MEMORY_TUNABLES, **os.environ, **ONE_THREAD, **SINGLE_THREADED}
             # Block SIGINT until the server ignores it, or Ctrl-C could print a traceback while it starts.
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             try:

@@ -7,51 +7,55 @@ small that the calls would cost more than the copying.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tokenmill.filling.fill import IGNORED, Chunk
 from tokenmill.store.documents import Documents
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "NumpyBatch"]
+
+Tensor = TypeVar("Tensor")
+"""An array of the framework."""
 
 
-class Batch(msgspec.Struct, eq=False):
+class Batch(msgspec.Struct, Generic[Tensor], eq=False):
     """Rows of one step: unpacks as `inputs, targets`, both of shape (batch_size, seq_len).
 
     A target of -100 has no loss. Arrays are those of the framework that the loader was made for.
     """
 
-    inputs: Any
-    targets: Any
+    inputs: Tensor
+    targets: Tensor
     _chunk: Chunk
     _number: int
-    _wrap: Callable[[Any], Any] = np.asarray
+    _wrap: Callable[[Any], Tensor] = np.asarray  # type: ignore[assignment]
     """Turns an array of numpy into one of the framework."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Tensor]:
         return iter((self.inputs, self.targets))
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Tensor:
         return (self.inputs, self.targets)[index]
 
     def __len__(self) -> int:
         return 2
 
     @property
-    def input_ids(self) -> Any:
+    def input_ids(self) -> Tensor:
         """The inputs, as supervised trainers call them."""
         return self.inputs
 
     @property
-    def target_ids(self) -> Any:
+    def target_ids(self) -> Tensor:
         """The targets, as supervised trainers call them."""
         return self.targets
 
     @property
-    def is_trained(self) -> Any:
+    def is_trained(self) -> Tensor:
         """Whether each input itself is trained on, as unshifted labels need it; a target is one token further."""
         return self._wrap(self._chunk.is_trained[self._number])
 
@@ -67,32 +71,32 @@ class Batch(msgspec.Struct, eq=False):
         return self._chunk.is_masked
 
     @property
-    def loss_mask(self) -> Any:
+    def loss_mask(self) -> Tensor:
         """1.0 where a token has a target with a loss, otherwise 0.0."""
         return self._wrap((self._chunk.targets[self._number] != IGNORED).astype(np.float32))
 
     @property
-    def loss_weights(self) -> Any:
+    def loss_weights(self) -> Tensor:
         """The weight of each target's loss: that of a store made with --weight-key, otherwise the loss mask."""
         return self._wrap(self._chunk.loss_weights[self._number])
 
     @property
-    def attention_mask(self) -> Any:
+    def attention_mask(self) -> Tensor:
         """1 for tokens and 0 for padding; int64, as Transformers expects."""
         return self._wrap((self._chunk.spread("segment_ids")[self._number] > 0).astype(np.int64))
 
     @property
-    def positions(self) -> Any:
+    def positions(self) -> Tensor:
         """The position of each token in its document's part of the row; int32."""
         return self._wrap(self._chunk.spread("positions")[self._number])
 
     @property
-    def segment_ids(self) -> Any:
+    def segment_ids(self) -> Tensor:
         """1, 2, ... for the documents of each row, 0 for padding; int32. Masks of FlexAttention compare these ids."""
         return self._wrap(self._chunk.spread("segment_ids")[self._number])
 
     @property
-    def cu_seqlens(self) -> Any:
+    def cu_seqlens(self) -> Tensor:
         """Where documents start when rows are laid end to end, and the end; int32, as FlashAttention expects."""
         return self._wrap(self._chunk.cover.cu_seqlens[self._first_row // self._chunk.batch_size])
 
@@ -113,4 +117,18 @@ class Batch(msgspec.Struct, eq=False):
         return self._chunk.start + self._number * self._chunk.batch_size
 
     def __repr__(self) -> str:
-        return f"Batch({self._chunk.batch_size} rows of {self._chunk.seq_len} tokens)"
+        arrays = (("inputs", self.inputs), ("targets", self.targets))
+        shown = [f"{name} {tuple(array.shape)} {_name_dtype(array)}" for name, array in arrays]  # type: ignore[attr-defined]
+        return f"Batch({', '.join(shown)}; also {', '.join(DERIVED)})"
+
+
+NumpyBatch = Batch[npt.NDArray[Any]]
+DERIVED = tuple(
+    name for name, member in vars(Batch).items() if isinstance(member, property) and not name.startswith("_")
+)
+"""What else a batch has, made when it is asked for."""
+
+
+def _name_dtype(array: Any) -> str:
+    """`int64`, for any framework."""
+    return str(getattr(array.dtype, "name", array.dtype)).removeprefix("torch.")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.filling.batch import Batch
+from tokenmill.filling.batch import NumpyBatch
 from tokenmill.filling.fill import IGNORED
 
 __all__ = ["FLAT", "LAYOUTS", "Layout", "map_parts"]
@@ -22,16 +22,16 @@ FLAT = "hf-flat"
 RAGGED = {"doc_lens", "max_doc_lens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
 """Parts of batches that do not have one value for each token."""
 
-Layout = Callable[[Batch], Any]
+Layout = Callable[[NumpyBatch], Any]
 """Turns a batch of numpy arrays into the arguments of a trainer's step."""
 
 
-def xy(batch: Batch) -> Batch:
+def xy(batch: NumpyBatch) -> NumpyBatch:
     """nanoGPT: `x, y`, shifted by one."""
     return batch
 
 
-def hf(batch: Batch) -> dict[str, Any]:
+def hf(batch: NumpyBatch) -> dict[str, Any]:
     """Transformers and TRL: labels are not shifted, because the model shifts them.
 
     With a document mask there is no attention mask, because with one the models would ignore positions. `seq_idx`
@@ -54,7 +54,7 @@ def hf(batch: Batch) -> dict[str, Any]:
     }
 
 
-def hf_flat(batch: Batch) -> dict[str, Any]:
+def hf_flat(batch: NumpyBatch) -> dict[str, Any]:
     """Transformers' `DataCollatorWithFlattening`: the tokens of all rows in one row of shape (1, T), without padding.
 
     A sequence is a document with a document mask, otherwise a row. A batch without any tokens, which a rank may get
@@ -84,7 +84,7 @@ def hf_flat(batch: Batch) -> dict[str, Any]:
     }
 
 
-def sft(batch: Batch) -> dict[str, Any]:
+def sft(batch: NumpyBatch) -> dict[str, Any]:
     """Supervised arrays: targets are shifted, and `loss_mask` has the weights if the store has any."""
     return {
         "input_ids": batch.inputs,
@@ -94,7 +94,7 @@ def sft(batch: Batch) -> dict[str, Any]:
     }
 
 
-def megatron(batch: Batch) -> dict[str, Any]:
+def megatron(batch: NumpyBatch) -> dict[str, Any]:
     """Megatron-LM: labels are shifted and always ids; `loss_mask` says which have a loss."""
     return {
         "tokens": batch.inputs,
@@ -104,12 +104,12 @@ def megatron(batch: Batch) -> dict[str, Any]:
     }
 
 
-def torchtitan(batch: Batch) -> tuple[dict[str, Any], Any]:
+def torchtitan(batch: NumpyBatch) -> tuple[dict[str, Any], Any]:
     """torchtitan: inputs with positions, and shifted labels."""
     return {"input": batch.inputs, "positions": _positions(batch).astype(np.int64)}, batch.targets
 
 
-def olmo(batch: Batch) -> dict[str, Any]:
+def olmo(batch: NumpyBatch) -> dict[str, Any]:
     """OLMo-core: the lengths of documents in each row, padded with 0; `label_mask` is for unshifted labels."""
     label_mask = np.zeros(batch.targets.shape, np.bool_)
     label_mask[:, 1:] = batch.targets[:, :-1] != IGNORED
@@ -128,7 +128,7 @@ def olmo(batch: Batch) -> dict[str, Any]:
     }
 
 
-def maxtext(batch: Batch) -> dict[str, Any]:
+def maxtext(batch: NumpyBatch) -> dict[str, Any]:
     """MaxText: segments 1..n with 0 for padding; a target without loss has segment 0."""
     segments = batch.segment_ids if batch.is_masked else np.minimum(batch.segment_ids, 1)
     return {
@@ -141,14 +141,14 @@ def maxtext(batch: Batch) -> dict[str, Any]:
     }
 
 
-def _unshifted_labels(batch: Batch) -> npt.NDArray[Any]:
+def _unshifted_labels(batch: NumpyBatch) -> npt.NDArray[Any]:
     """Return the label of each token itself; the first one of a row has none."""
     labels: npt.NDArray[Any] = np.full_like(batch.targets, IGNORED)
     labels[:, 1:] = batch.targets[:, :-1]
     return labels
 
 
-def _positions(batch: Batch) -> npt.NDArray[Any]:
+def _positions(batch: NumpyBatch) -> npt.NDArray[Any]:
     """Return positions in the document with a document mask, otherwise in the row."""
     if batch.is_masked:
         restarting: npt.NDArray[Any] = batch.positions

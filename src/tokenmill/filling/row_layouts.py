@@ -12,7 +12,7 @@ import numpy as np
 
 from tokenmill.dataset.rows import Integers, Rows
 from tokenmill.errors import UsageError
-from tokenmill.filling.batch import Batch
+from tokenmill.filling.batch import Batch, NumpyBatch
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import IGNORED, Chunk
 from tokenmill.filling.layouts import Layout
@@ -34,7 +34,7 @@ def arrange(rows: Rows, index: Integers) -> Any:
     return own_layout(rows)(Batch(chunk.inputs[0], chunk.targets[0], chunk, 0))
 
 
-def pairs(batch: Batch) -> dict[str, Any]:
+def pairs(batch: NumpyBatch) -> dict[str, Any]:
     """Preference pairs: padded arrays of both texts, labels unshifted, and the columns of TRL's `DPOTrainer` as lists.
 
     A label is -100 outside the answers. A blank row, which only a last batch has, has no tokens.
@@ -67,7 +67,7 @@ def pairs(batch: Batch) -> dict[str, Any]:
     return {**found, **columns, **_kept_fields(batch, documents)}
 
 
-def prompts(batch: Batch) -> dict[str, Any]:
+def prompts(batch: NumpyBatch) -> dict[str, Any]:
     """Prompts to be continued: padded on the left, so that generation starts at one place, and as lists."""
     inputs = np.asarray(batch.inputs)
     padded, mask = np.zeros_like(inputs), np.zeros(inputs.shape, np.int64)
@@ -83,7 +83,7 @@ def prompts(batch: Batch) -> dict[str, Any]:
     return {**arrays, "prompt_ids": ragged, **_kept_fields(batch, documents)}
 
 
-def _kept_fields(batch: Batch, documents: list[list[tuple[int, int, int]]]) -> dict[str, Any]:
+def _kept_fields(batch: NumpyBatch, documents: list[list[tuple[int, int, int]]]) -> dict[str, Any]:
     """Return the fields that `--keep-keys` kept, as `fields`, if the store has any; None for blank rows."""
     owners = batch.owners
     fields: dict[str, list[str | None]] = {}

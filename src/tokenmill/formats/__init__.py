@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from typing import Literal
 
 from tokenmill.formats.base import Exporter, Opener
 
-__all__ = ["FORMATS", "load_format", "load_openers"]
+__all__ = ["FORMATS", "FormatName", "load_format", "load_openers"]
 
-FORMATS = {
+FormatName = Literal[
+    "megatron", "llmc", "nanogpt", "datatrove", "npy", "olmo", "pt", "parquet", "hf", "mds", "litdata", "arrayrecord"
+]
+FORMATS: dict[FormatName, str] = {
     "megatron": "Megatron",
     "llmc": "LlmC",
     "nanogpt": "NanoGpt",
@@ -36,7 +40,7 @@ A format that knows its files by their content comes before one that takes any f
 
 
 @cache
-def load_format(name: str) -> Exporter:
+def load_format(name: FormatName) -> Exporter:
     """Import a format by its name."""
     loaded: Exporter = getattr(import_module(f"tokenmill.formats.{name}"), FORMATS[name])()
     return loaded

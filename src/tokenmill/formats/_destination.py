@@ -7,14 +7,14 @@ a killed one left, and two exports at once cannot mix.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tokenmill.errors import UsageError
+from tokenmill.file_lock import is_same_file, try_lock
 from tokenmill.files import sync_directory
 
 __all__ = ["RECEIPT", "check_destination", "new_folder", "sync_tree"]
@@ -61,14 +61,12 @@ def new_folder(place: Path) -> Iterator[Path]:
 def _lock(temporary: Path, place: Path) -> int:
     temporary.mkdir(exist_ok=True)
     descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The previous holder of the lock may have renamed the folder after it was opened here.
-        if os.fstat(descriptor).st_ino != temporary.stat().st_ino:
-            raise FileNotFoundError
-    except OSError:
+    has_lock = False
+    with suppress(OSError):
+        has_lock = try_lock(descriptor) and is_same_file(descriptor, temporary)
+    if not has_lock:
         os.close(descriptor)
-        raise UsageError(f"another export to {place} is running; wait for it, or use another name") from None
+        raise UsageError(f"another export to {place} is running; wait for it, or use another name")
     return descriptor
 
 

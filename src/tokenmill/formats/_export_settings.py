@@ -5,8 +5,8 @@ A loss mask is never left out unless the user says so: without it, prompts would
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypedDict, get_args
 
 import msgspec
 
@@ -17,12 +17,23 @@ from tokenmill.formats._table_blocks import COLUMNS, IDS, MASKS, SEGMENT_LENGTHS
 from tokenmill.formats.base import Exporter, ExportRows
 from tokenmill.store.documents import Documents
 
-__all__ = ["ExportSettings", "choose_rows"]
+__all__ = ["ExportFlags", "ExportSettings", "choose_rows"]
 
 PACKINGS = ("concat", "best-fit", "pad")
 WITH_MASKS = "hf, parquet, npy, datatrove or olmo"
 
 Note = Callable[[str], None]
+
+
+class ExportFlags(TypedDict, total=False):
+    """The settings as keyword arguments, for editors and type checkers."""
+
+    seq_len: int | None
+    packing: Literal["concat", "best-fit", "pad"] | None
+    long_documents: LongDocuments | None
+    columns: str | Sequence[str] | None
+    drop_mask: bool
+    eos_check: bool
 
 
 class ExportSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -17,15 +17,21 @@ import xxhash
 
 from tokenmill.arguments import local_path
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.formats import FORMATS, load_format
+from tokenmill.formats import FORMATS, FormatName, load_format
 from tokenmill.formats._destination import RECEIPT, check_destination, new_folder
 from tokenmill.formats._export_settings import ExportSettings, choose_rows
 from tokenmill.formats._table_blocks import IDS
 from tokenmill.formats._token_blocks import convert, token_blocks
 from tokenmill.formats.base import Array, Exporter, ExportRows, SplitSource
 from tokenmill.formats.open import open_tokens
+from tokenmill.formatting import plural
 from tokenmill.store.documents import Documents
 from tokenmill.store.store import TokenSource, TokenStore
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tokenmill.formats._export_settings import ExportFlags
 
 __all__ = ["Export", "ExportedSplit", "export"]
 
@@ -69,12 +75,13 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
 
     def _describe(self, name: str, split: ExportedSplit) -> str:
         if split.num_rows is None:
-            said = f"{name} {split.num_tokens:,} tokens in {split.num_documents:,} documents"
+            said = f"{name} {plural(split.num_tokens, 'token')} in {plural(split.num_documents, 'document')}"
         elif self.seq_len is None:
-            said = f"{name} {split.num_rows:,} documents as rows, {split.num_tokens:,} tokens"
+            said = f"{name} {plural(split.num_rows, 'document')} as rows, {plural(split.num_tokens, 'token')}"
         else:
             filled = f" ({self.packing})" if self.packing else ""
-            said = f"{name} {split.num_rows:,} rows of {self.seq_len:,}{filled}, {split.num_tokens:,} tokens"
+            rows = f"{plural(split.num_rows, 'row')} of {self.seq_len:,}{filled}"
+            said = f"{name} {rows}, {plural(split.num_tokens, 'token')}"
         if split.num_left_out:
             where = "of long documents" if self.packing in ("best-fit", "pad") else "after the last full row"
             said += f" ({split.num_left_out:,} {where} left out)"
@@ -85,13 +92,13 @@ def export(
     source: str | Path | TokenSource,
     dest: str | Path,
     *,
-    to: str,
+    to: FormatName,
     split: str | None = None,
     links: bool = False,
     overwrite: bool = False,
     advance: Advance = lambda _stage, _done, _total: None,
     note: Note = lambda _text: None,
-    **settings: Any,
+    **settings: Unpack[ExportFlags],
 ) -> Export:
     """Write a store, or one split of it, in the format `to` as the folder `dest`.
 
@@ -100,7 +107,7 @@ def export(
     seq_len, packing, long_documents and columns say which rows a format gets, `drop_mask` leaves a loss mask out, and
     `eos_check=False` exports documents that the format's readers would not find.
     """
-    asked = _read_settings(settings)
+    asked = _read_settings(dict(settings))
     opened = source if isinstance(source, TokenSource) else open_tokens(source)
     place = check_destination(local_path(dest, "DEST"), opened.path, _folders(opened), overwrite=overwrite)
     exporter = _choose_format(to, links=links)
@@ -166,7 +173,7 @@ def _read_settings(settings: dict[str, Any]) -> ExportSettings:
     return ExportSettings(**settings)
 
 
-def _choose_format(to: str, *, links: bool) -> Exporter:
+def _choose_format(to: FormatName, *, links: bool) -> Exporter:
     """Return the format."""
     if to not in FORMATS:
         raise UsageError(f"--to {to} is not a format; expected {', '.join(FORMATS)}")
@@ -295,7 +302,7 @@ def _tell(one: _Digest, other: _Digest) -> str:
     """Describe the first column in which two digests differ."""
     name = next((name for name, found in one.hashes.items() if other.hashes.get(name) != found), IDS)
     column = "" if name == IDS else f" of column {name}"
-    return f"{one.num_tokens:,} tokens with hash {one.hashes.get(name)}{column}"
+    return f"{plural(one.num_tokens, 'token')} with hash {one.hashes.get(name)}{column}"
 
 
 def _hash(blocks: Iterable[Any], advance: Callable[[int], None]) -> _Digest:

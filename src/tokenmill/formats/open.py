@@ -150,13 +150,15 @@ def _join(splits: Sequence[Documents]) -> Documents:
         held = ", ".join(f"{split.name} {split.holds or 'documents'}" for split in splits)
         raise UsageError(f"these stores hold different things ({held}); open them one by one")
     fingerprint = xxhash.xxh3_64_hexdigest(" ".join(split.fingerprint for split in splits).encode())
-    return Documents(
+    joined = Documents(
         ShardTable.join([split.table for split in splits]),
         " + ".join(split.name for split in splits),
         fingerprint,
         beside={suffix: ShardTable.join([split.beside[suffix] for split in splits]) for suffix in suffixes.pop()},
         holds=splits[0].holds,
     )
+    joined.tokenizer = splits[0].tokenizer
+    return joined
 
 
 def _open_token_files(path: Path, dtype: str | None) -> TokenSource | None:

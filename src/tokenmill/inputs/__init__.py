@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
+import msgspec
+
 from tokenmill.display import Display, Silence
 from tokenmill.errors import UsageError
 from tokenmill.inputs._hub_names import explain_absence, find_named, may_be_on_hub
@@ -38,22 +40,24 @@ def expand_inputs(
     display = display or Silence()
     extent = Extent(limit, is_sample=is_sample and limit is None)
     named: dict[str, bool] = {}
-    found: list[Input] = []
+    found: dict[str, Input] = {}
     for item in _with_lists(inputs):
         files, is_named = _backend_of(item, display).expand(item, display, extent)
         for file in files:
             key = file.path if "://" in file.path else os.path.abspath(file.path)
             if key not in named:
                 named[key] = is_named
-                found.append(file)
+                found[key] = file
             elif is_named and named[key]:
                 raise UsageError(f"input {file.path} is named twice; to repeat it, change its weight when loading")
             else:
                 named[key] = named[key] or is_named
+                if file.folder is None:
+                    found[key] = msgspec.structs.replace(found[key], is_chosen=True)
     if not found:
         raise UsageError("no input files were given")
-    _check_revisions(found)
-    return found
+    _check_revisions(found.values())
+    return list(found.values())
 
 
 def _check_revisions(inputs: Iterable[Input]) -> None:
@@ -89,6 +93,11 @@ def _with_lists(inputs: Iterable[str]) -> Iterator[str]:
 def _backend_of(item: str, display: Display) -> Backend:
     """The module that expands an item; a file of this machine comes before a data set of the same name."""
     scheme, separator, _ = item.partition("://")
+    if item == "-":
+        raise UsageError(
+            "standard input is not read, because a run reads its inputs again when it is resumed or verified; write "
+            "it to a file first: ... | zstd > corpus.jsonl.zst"
+        )
     if separator:
         if scheme not in SCHEMES:
             known = ", ".join(f"{known}://" for known in SCHEMES)

@@ -33,6 +33,10 @@ class Input(msgspec.Struct, frozen=True):
     """Where the file was fetched from, with the revision: `hf://datasets/owner/name@5f2c91...`."""
     weight: float = 1.0
     """In a sample: how many times its own size it represents."""
+    folder: str | None = None
+    """The directory that was searched for it; None if it was named, or a glob matches it."""
+    is_chosen: bool = False
+    """Whether it was found in a directory, and also named or matched by a glob."""
 
 
 class Expansion(NamedTuple):

@@ -1,4 +1,4 @@
-"""`Dataset` and `IterableDataset` objects of Hugging Face, written to Parquet files that a run can read.
+"""`Dataset` objects of Hugging Face, DataFrames and other rows in memory, written to Parquet files for a run to read.
 
 Workers read spans of files. An object in memory, a chain of transformations or a generator has no files, and may yield
 its documents only once. So the columns that a run needs are written to files beside the store first, and removed when
@@ -26,8 +26,9 @@ from tokenmill.errors import DataError, StoreError, UsageError
 from tokenmill.file_lock import is_same_file, try_lock
 from tokenmill.files import sync_directory, write_durably
 from tokenmill.inputs._peek import only_text_column
+from tokenmill.inputs.row_objects import HeldRows, hold_rows
 
-__all__ = ["DatasetRows", "find_text_key", "is_dataset", "staged"]
+__all__ = ["DatasetRows", "find_dataset", "find_text_key", "staged"]
 
 KINDS = {"Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict"}
 BATCH_ROWS = 256
@@ -94,9 +95,11 @@ def _advise(names: Sequence[str]) -> str:
     return f"it has {_quoted(names)}" + (": pass text_key=..." if names else "")
 
 
-def is_dataset(value: Any) -> bool:
-    """Whether a value is a dataset of Hugging Face; does not import the library."""
-    return any(kind.__module__.startswith("datasets.") and kind.__name__ in KINDS for kind in type(value).__mro__)
+def find_dataset(value: Any) -> Any:
+    """A dataset of Hugging Face, or other rows in memory; None for anything else. Does not import the libraries."""
+    if any(kind.__module__.startswith("datasets.") and kind.__name__ in KINDS for kind in type(value).__mro__):
+        return value
+    return hold_rows(value)
 
 
 def find_text_key(dataset: Any) -> str | None:
@@ -263,17 +266,27 @@ def _row_groups(dataset: Any, rows: DatasetRows, show: Callable[[int], None]) ->
 
 def _tables(dataset: Any, rows: DatasetRows) -> Iterator[Any]:
     """Yield the rows of a dataset as Arrow tables of the columns that are needed."""
-    if _is_transformed(dataset) or dataset.features is None:
-        # The columns that a function returns are known only after it was called.
-        source = dataset if _is_transformed(dataset) else dataset.with_format(None)
+    if isinstance(dataset, HeldRows) and dataset.features is not None:
+        yield from dataset.batches(rows.columns(dataset.column_names), BATCH_ROWS)
+    elif _is_transformed(dataset) or dataset.features is None:
         first = 0
-        for batch in source.iter(BATCH_ROWS):
+        for batch in _python_batches(dataset):
             table = _to_table(batch, rows, first)
             yield table
             first += table.num_rows
     else:
         chosen = dataset.select_columns(rows.columns(dataset.column_names)).with_format("arrow")
         yield from (table.replace_schema_metadata(None) for table in chosen.iter(BATCH_ROWS))
+
+
+def _python_batches(dataset: Any) -> Iterator[Any]:
+    """Yield rows as columns of Python values."""
+    if isinstance(dataset, HeldRows):
+        return dataset.records(BATCH_ROWS)
+    # The columns that a function returns are known only after it was called.
+    source = dataset if _is_transformed(dataset) else dataset.with_format(None)
+    found: Iterator[Any] = source.iter(BATCH_ROWS)
+    return found
 
 
 def _to_table(batch: Any, rows: DatasetRows, first: int) -> Any:

@@ -35,6 +35,7 @@ def expand(item: str, display: Display, extent: Extent) -> Expansion:
         keys = _list_keys(bucket, key)
         if not keys:
             raise UsageError(f"input {item} does not exist: there is no such object, and none below that name")
+        return Expansion([_input(bucket, key, folder=item.rstrip("/")) for key in keys], False)
     return Expansion([_input(bucket, key) for key in keys], False)
 
 
@@ -45,5 +46,5 @@ def _list_keys(bucket: Bucket, folder: str) -> list[str]:
     return sorted(key for key in found if not any(part.startswith(".") for part in key[below:].split("/")))
 
 
-def _input(bucket: Bucket, key: str) -> Input:
-    return Input(bucket.url(key), name=f"{bucket.name}/{key}")
+def _input(bucket: Bucket, key: str, folder: str | None = None) -> Input:
+    return Input(bucket.url(key), name=f"{bucket.name}/{key}", folder=folder)

@@ -41,12 +41,12 @@ def check_state(state: Any, rows: Rows) -> int:
     theirs, ours = state.get("dataset"), msgspec.json.decode(msgspec.json.encode(rows.describe()))
     found = _difference(*(_without_later_stages(dataset, next_row) for dataset in (theirs, ours)))
     if found is not None:
-        raise UsageError(f"the state is of another dataset: {found}; make the dataset as it was, or start anew")
+        raise UsageError(f"the state is of another dataset: {found}; make the dataset as it was, or start over")
     expected = _fingerprint_of(theirs)
     if not isinstance(state["fingerprint"], str) or state["fingerprint"] != expected:
         raise UsageError(
             f"the state contradicts itself: its fingerprint is {show(state['fingerprint'])}, and that of the dataset "
-            f"it describes is {show(expected)}; load the state of another checkpoint, or start anew"
+            f"it describes is {show(expected)}; load the state of another checkpoint, or start over"
         )
     return next_row
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, TypedDict
 
 from tokenmill.arguments import name_kind, whole_number
 from tokenmill.errors import UsageError
 
-__all__ = ["find_rank", "is_auto"]
+__all__ = ["World", "find_rank", "is_auto"]
 
 ENVIRONMENTS = {
     "RANK": "WORLD_SIZE",
@@ -23,7 +23,17 @@ ENVIRONMENTS = {
 MOST_RANKS = 1 << 24
 
 
-def find_rank(rank: Any, world_size: Any, group: Any = None) -> tuple[int, int]:
+class World(TypedDict, total=False):
+    """The settings of a loader that say which part of each global batch a process gets; by default, all of it."""
+
+    rank: int | str | None
+    """A number, or "auto" to find it in the environment."""
+    world_size: int | None
+    group: Any
+    """The process group of torch or the device mesh of one dimension to ask instead."""
+
+
+def find_rank(rank: Any = None, world_size: Any = None, group: Any = None) -> tuple[int, int]:
     """Return rank and world size as given, from a process group or mesh, or with `rank="auto"` from the environment.
 
     If they are given in two ways, both must be equal.

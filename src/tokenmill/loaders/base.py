@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +28,19 @@ from tokenmill.filling.layouts import FLAT, LAYOUTS, map_parts
 from tokenmill.filling.row_layouts import own_layout
 from tokenmill.loaders._prefetch import Prefetcher
 from tokenmill.loaders._state import VERSION, check_state
-from tokenmill.loaders._world import find_rank
+from tokenmill.loaders._world import World, find_rank
 from tokenmill.store.background_check import BackgroundCheck
 
-__all__ = ["FRAMEWORKS", "Loader", "batch_dtype", "count_rows", "make_loader"]
+__all__ = ["FRAMEWORKS", "BatchType", "Loader", "batch_dtype", "count_rows", "make_loader"]
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar, Unpack
+
+    BatchType = TypeVar("BatchType", default=Any)
+else:
+    from typing import TypeVar
+
+    BatchType = TypeVar("BatchType")
 
 FRAMEWORKS = {
     "numpy": ("tokenmill.loaders.base", "Loader"),
@@ -54,16 +63,17 @@ SLOW_ROWS = 16_384
 """After a page fault that waited for the disk, read ahead for this many rows."""
 
 
-class Loader:
+class Loader(Generic[BatchType]):
     """Batches of a dataset, endless unless `epochs` is given.
 
     Iterating resumes after the last batch that was handed over. After the last epoch it starts over, also from a
     state that was taken there. The last batch of all epochs is padded, or with `drop_last` left out.
 
-    `batch_size` is rows per rank. With `document_mask`, targets do not cross documents. `layout` names the trainer for
-    which batches are laid out. `prefetch` fills that many chunks ahead in a thread, which hides latency and does not
-    add speed. A batch owns its memory, so it is safe to keep. `verify="background"` compares the files of the store
-    with their checksums in a thread, and raises at the next batch if one is damaged.
+    `batch_size` is rows per rank; `rank` and `world_size`, or `group`, say which rank this is (see `World`). With
+    `document_mask`, targets do not cross documents. `layout` names the trainer for which batches are laid out.
+    `prefetch` fills that many chunks ahead in a thread, which hides latency and does not add speed. A batch owns its
+    memory, so it is safe to keep. `verify="background"` compares the files of the store with their checksums in a
+    thread, and raises at the next batch if one is damaged.
     """
 
     def __init__(
@@ -71,9 +81,6 @@ class Loader:
         rows: Rows,
         *,
         batch_size: int,
-        rank: int | str | None = None,
-        world_size: int | None = None,
-        group: Any = None,
         layout: str = "xy",
         document_mask: bool = False,
         epochs: float | None = None,
@@ -81,12 +88,13 @@ class Loader:
         dtype: npt.DTypeLike = np.int64,
         prefetch: int = 0,
         verify: str | None = None,
+        **world: Unpack[World],
     ) -> None:
         self.rows = as_rows(rows, "Loader")
         self.batch_size = whole_number(batch_size, "batch_size", 1, MOST_ROWS_OF_BATCH)
-        self.rank, self.world_size = 0, 1
-        if rank is not None or world_size is not None or group is not None:
-            self.rank, self.world_size = find_rank(rank, world_size, group)
+        if unknown := world.keys() - World.__annotations__:
+            raise TypeError(f"{type(self).__name__} got an unexpected setting {min(unknown)!r}")
+        self.rank, self.world_size = find_rank(**world) if world else (0, 1)
         self.global_batch_size = self.batch_size * self.world_size
         """Rows of one step over all ranks."""
         is_packed = self.rows.layout is None
@@ -131,6 +139,11 @@ class Loader:
         """Find the first row at which no batch begins; it is unknown while text is being tokenized."""
         self._is_end_known = self.rows.is_known
         self._num_rows = self._end = count_rows(self.rows, self._epochs)
+        if self._epochs is None and self._is_end_known and self.rows.num_rows < self.global_batch_size:
+            raise UsageError(
+                f"a batch of all ranks has {self.global_batch_size} rows, and there are {self.rows.num_rows}, so every "
+                "batch would repeat some; choose a smaller batch_size or seq_len, or pass epochs to allow it"
+            )
         if self._num_rows is None or not self._drop_last:
             return
         if self._num_rows < self.global_batch_size:
@@ -200,13 +213,13 @@ class Loader:
         self._has_ended = self._num_left(row) == 0
         self._generation += 1
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[BatchType]:
         if self._has_ended:
             self.seek(0)
         self._generation += 1
         return self._batches(self._generation)
 
-    def _batches(self, generation: int) -> Iterator[Any]:
+    def _batches(self, generation: int) -> Iterator[BatchType]:
         """Yield batches one by one; moving the loader, or iterating over it again, invalidates this iterator."""
         chunks = self._chunks(self._next_row)
         if self._prefetch:
@@ -319,7 +332,7 @@ def make_loader(rows: Any, *, framework: str = "numpy", others: Iterable[str] = 
     """
     module, name = FRAMEWORKS[one_of(framework, FRAMEWORKS, "framework")]
     kind = getattr(import_module(module), name)
-    known = {"batch_size", *others}
+    known = {"batch_size", *World.__annotations__, *others}
     for base in (*kind.__mro__, Loader):
         known.update(getattr(vars(base).get("__init__"), "__kwdefaults__", None) or ())
     unknown = next((name for name in settings if name not in known), None)

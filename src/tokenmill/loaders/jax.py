@@ -17,18 +17,21 @@ import numpy.typing as npt
 from tokenmill.arguments import name_kind
 from tokenmill.dataset.rows import Rows
 from tokenmill.errors import MissingDependencyError, UsageError
+from tokenmill.filling.batch import Batch
 from tokenmill.loaders._world import is_auto
-from tokenmill.loaders.base import Loader, batch_dtype
+from tokenmill.loaders.base import BatchType, Loader, batch_dtype
 
 try:
     import jax
 except ImportError:
     raise MissingDependencyError("framework='jax'", "jax") from None
 
-__all__ = ["JaxLoader"]
+__all__ = ["JaxBatch", "JaxLoader"]
+
+JaxBatch = Batch[jax.Array]
 
 
-class JaxLoader(Loader):
+class JaxLoader(Loader[BatchType]):
     """The loader with JAX arrays, by default of int32; int64 needs `jax_enable_x64`.
 
     With `sharding`, one for arrays (batch, seq_len), every such array is a global one of `batch_size * world_size`

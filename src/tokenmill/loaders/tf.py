@@ -25,9 +25,9 @@ from tokenmill.errors import MissingDependencyError, UsageError
 from tokenmill.filling.batch import Batch
 from tokenmill.filling.fill import Chunk
 from tokenmill.filling.layouts import map_parts
-from tokenmill.loaders.base import Loader
+from tokenmill.loaders.base import BatchType, Loader
 
-__all__ = ["TfLoader"]
+__all__ = ["TfBatch", "TfLoader"]
 
 CHUNK_TOKENS = 1 << 19
 """Tokens that are filled together. TensorFlow's checkpoints of its iterator count these chunks: never change it."""
@@ -69,6 +69,9 @@ try:
         import tensorflow as tf  # type: ignore[import-untyped]
 except ImportError:
     raise MissingDependencyError("framework='tf'", "tf") from None
+
+
+TfBatch = Batch[tf.Tensor]
 
 
 class _Calls:
@@ -118,7 +121,7 @@ def _wrap(part: Any, is_ragged: bool = False) -> Any:
     return tf.convert_to_tensor(part)
 
 
-class TfLoader(Loader):
+class TfLoader(Loader[BatchType]):
     """The loader with tensors; `dataset` gives the same batches to `tf.data` and Keras."""
 
     _wrap = staticmethod(_wrap)

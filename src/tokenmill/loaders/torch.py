@@ -22,7 +22,7 @@ from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import Chunk
 from tokenmill.filling.layouts import map_parts
-from tokenmill.loaders.base import Loader
+from tokenmill.loaders.base import BatchType, Loader
 
 try:
     import torch
@@ -30,10 +30,12 @@ try:
 except ImportError:
     raise MissingDependencyError("framework='torch'", "torch") from None
 
-__all__ = ["TorchLoader", "TorchRows"]
+__all__ = ["TorchBatch", "TorchLoader", "TorchRows"]
+
+TorchBatch = Batch[torch.Tensor]
 
 
-class TorchLoader(Loader):
+class TorchLoader(Loader[BatchType]):
     """The loader with tensors; with `device`, they are copied there while the previous step is still running.
 
     `num_workers` fills batches in processes of `torch.utils.data.DataLoader`, in the same order.
@@ -105,7 +107,7 @@ class TorchLoader(Loader):
 class _WorkerBatches(IterableDataset[Any]):
     """Every n-th batch, made by worker w of n: those of rank `w * world_size + rank` among n times as many ranks."""
 
-    def __init__(self, loader: TorchLoader) -> None:
+    def __init__(self, loader: TorchLoader[Any]) -> None:
         self._rows = loader.rows
         self._settings = {**loader._settings, "prefetch": 0, "group": None, "drop_last": False}
         self._rank, self._world_size = loader.rank, loader.world_size

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["STAGES", "Counts", "Stages", "TaskTime", "WorkerCounts"]
+__all__ = ["STAGES", "Counts", "Pace", "Rates", "Stages", "TaskTime", "WorkerCounts"]
 
 STAGES = ("read", "decompress", "parse", "encode", "write")
 
@@ -34,9 +36,14 @@ class Stages(msgspec.Struct):
         return Stages(*(getattr(self, name) - getattr(earlier, name) for name in self.__struct_fields__))
 
     @property
+    def seconds(self) -> float:
+        """The time that all stages took together."""
+        return sum(float(getattr(self, name)) for name in STAGES)
+
+    @property
     def shares(self) -> dict[str, float]:
         """The part of all time that each stage took."""
-        total = sum(float(getattr(self, name)) for name in STAGES) or 1.0
+        total = self.seconds or 1.0
         return {name: round(getattr(self, name) / total, 4) for name in STAGES}
 
 
@@ -72,8 +79,8 @@ class Counts(msgspec.Struct):
     """Of the done bytes, those that earlier attempts had finished."""
     num_tasks_done: int = 0
     num_rejects: int = 0
-    started: float | None = None
-    """When the first task started, on the monotonic clock."""
+    work_started: float | None = None
+    """When the first text was read, on the monotonic clock; None before that."""
     work: Stages = msgspec.field(default_factory=Stages)
     num_recycled: int = 0
     num_retried: int = 0
@@ -87,10 +94,15 @@ class Counts(msgspec.Struct):
         """The number of workers that have a task now."""
         return sum(worker.task != "" for worker in self.workers.values())
 
+    def add_work(self, work: Stages) -> None:
+        """Add what a process has done since its last report."""
+        if self.work_started is None and work.num_bytes:
+            self.work_started = time.monotonic() - work.seconds
+        self.work.add(work)
+
     def start_task(self, worker: str, pid: int, task: str, input: str) -> None:
         """Note that a worker has started a task."""
         now = time.monotonic()
-        self.started = self.started or now
         known = self.workers.setdefault(worker, WorkerCounts(pid, task, input, now))
         known.task, known.input, known.task_started = task, input, now
 
@@ -102,3 +114,35 @@ class Counts(msgspec.Struct):
         known.task = ""
         if taken.seconds > self.slowest.seconds:
             self.slowest = taken
+
+
+class Rates(NamedTuple):
+    """Bytes of inputs, bytes of text, and tokens per second."""
+
+    input: float = 0.0
+    text: float = 0.0
+    tokens: float = 0.0
+
+
+class Pace:
+    """The rates of the last seconds of work; where nothing was reported in them, since the last progress before."""
+
+    SECONDS = 10.0
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int, int, int]] = deque()
+
+    def measure(self, counts: Counts, now: float) -> Rates:
+        """Take note of the progress, and return the rates up to now. Start-up and earlier attempts do not count."""
+        if counts.work_started is None:
+            return Rates()
+        if not self._marks:
+            self._marks.append((counts.work_started, counts.resumed_bytes, 0, 0))
+        reached = (counts.done_bytes, counts.work.num_bytes, counts.work.num_tokens)
+        if reached != self._marks[-1][1:]:
+            self._marks.append((now, *reached))
+        while len(self._marks) > 1 and now - self._marks[1][0] >= self.SECONDS and self._marks[1][1:] != reached:
+            self._marks.popleft()
+        since, *before = self._marks[0]
+        seconds = max(now - since, 1e-3)
+        return Rates(*(max(0.0, (after - first) / seconds) for after, first in zip(reached, before, strict=True)))

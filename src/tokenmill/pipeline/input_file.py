@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import msgspec
 
 from tokenmill.arguments import is_remote
-from tokenmill.compression import DamagedInput, lacks_checksum
+from tokenmill.compression import DamagedInput
 from tokenmill.errors import DataError
 from tokenmill.files import (
     WHOLE_FINGERPRINT_BYTES,
     InputStream,
     changed_while_read,
-    detect_compression,
     fingerprint,
 )
-from tokenmill.inputs import Input, name_inputs
-from tokenmill.readers import delimited_reader_for, detect_format, format_by_name, reader_for
+from tokenmill.readers import delimited_reader_for, reader_for
 from tokenmill.readers.base import BLOCK_BYTES, ReadOptions
 from tokenmill.remote.paths import input_path
 from tokenmill.text_batch import TextBatch
@@ -39,17 +36,13 @@ __all__ = [
     "UnconfirmedText",
     "check_unchanged",
     "default_task_bytes",
-    "explain_checksums",
-    "explain_formats",
     "find_damage",
-    "inspect_inputs",
     "read_span",
 ]
 
 COMPRESSION_RATIO = 4
 """The assumed ratio of text to its compressed size, used to size tasks."""
 
-HEAD_BYTES = 1 << 16
 TASKS_PER_RUN = 128
 SMALLEST_TASK, LARGEST_TASK = 4 << 20, 256 << 20
 
@@ -119,56 +112,6 @@ class Span(msgspec.Struct, frozen=True):
     stop: int | None = None
     damage: Damage | None = None
     """If set, the text up to this known damage is read, and then the damage is reported."""
-
-
-def inspect_inputs(inputs: Sequence[Input], format: str, options: ReadOptions) -> list[InputFile]:
-    """Find size, content fingerprint, compression and format of each input."""
-    names = name_inputs(inputs)
-    with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(lambda pair: _inspect(pair[0], pair[1], format, options), zip(inputs, names, strict=True)))
-
-
-def _inspect(item: Input, name: str, format: str, options: ReadOptions) -> InputFile:
-    path = input_path(item.path)
-    try:
-        status = path.stat()
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-        compression = detect_compression(head, str(path))
-        format = detect_format(path, head, options) if format == "auto" else format
-        if format == "parquet" and compression != "none":
-            raise DataError(str(path), "is compressed Parquet; decompress it: Parquet compresses its own pages")
-        return InputFile(
-            path=str(path.absolute()),
-            name=name,
-            bytes=status.st_size,
-            fingerprint=fingerprint(path),
-            mtime_ns=status.st_mtime_ns,
-            format=format,
-            compression=compression,
-            origin=item.origin,
-            lacks_checksum=lacks_checksum(head),
-        )
-    except OSError as error:
-        raise DataError(str(path), f"cannot be read: {error.strerror}") from None
-
-
-def explain_formats(files: Iterable[InputFile]) -> str | None:
-    """Return a note on inputs that are named like text but hold JSON lines; None if there are none."""
-    renamed = [file for file in files if file.format == "jsonl" and format_by_name(input_path(file.path)) == "text"]
-    if not renamed:
-        return None
-    names = renamed[0].shown + (f" and {len(renamed) - 1:,} more" if len(renamed) > 1 else "")
-    return f"{names}: JSON lines by content, and read as such; pass --format text to tokenize the lines as they are"
-
-
-def explain_checksums(files: Iterable[InputFile]) -> str | None:
-    """Return a note on compressed inputs in which damage may go unnoticed; None if there are none."""
-    unchecked = [file for file in files if file.lacks_checksum]
-    if not unchecked:
-        return None
-    names = unchecked[0].shown + (f" and {len(unchecked) - 1:,} more" if len(unchecked) > 1 else "")
-    return f"{names}: zstd without a checksum, so damage may go unnoticed; compress with zstd --check"
 
 
 def check_unchanged(files: Iterable[InputFile]) -> list[InputFile]:

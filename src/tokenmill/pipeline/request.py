@@ -25,7 +25,6 @@ from tokenmill.pipeline.settings import KEEP_DAMAGED, OnError, Settings, TokenPo
 from tokenmill.readers.base import ReadOptions
 from tokenmill.remote.object_request import SCHEMES
 from tokenmill.supervision.options import DEFAULT_TEMPLATE, PAIR_TEMPLATE, Supervision, parse_choices
-from tokenmill.supervision.renderer import has_specials, split_template
 
 __all__ = ["Request"]
 
@@ -168,7 +167,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
             raise UsageError(f"{tokenizer.name} names no end-of-text token; pass --eos-token TOKEN, or --no-eos")
         supervision = self.supervision(tokenizer)
         specials = self.special_tokens or "as-text"
-        if supervision is not None and has_specials(supervision, tokenizer):
+        if supervision is not None and _has_specials(supervision, tokenizer):
             if self.special_tokens == "as-text":
                 raise UsageError(
                     "--special-tokens as-text would read the special tokens of the template as text; leave the flag "
@@ -328,6 +327,8 @@ def _check_utf8(name: str, value: object) -> None:
 def _check_template(template: str) -> str:
     """Check a template; turn `\\n` and `\\t`, as typed in a shell, into line ends and tabs."""
     written = template.replace("\\n", "\n").replace("\\t", "\t")
+    from tokenmill.supervision.renderer import split_template
+
     split_template(written)
     return written
 
@@ -350,3 +351,10 @@ def _explain(message: str, flags: Mapping[str, Any]) -> str:
     elif name in flags:
         return f"{_flag(name)} {flags[name]}: {text[:1].lower()}{text[1:]}"
     return f"{_flag(name)}: {text}" if where else text
+
+
+def _has_specials(supervision: Supervision, tokenizer: Tokenizer) -> bool:
+    # Text without supervision starts sooner without templates and their compiler.
+    from tokenmill.supervision.renderer import has_specials
+
+    return has_specials(supervision, tokenizer)

@@ -1,4 +1,4 @@
-"""`tokenize`: from a request to a finished store.
+"""A run: from a request to a finished store.
 
     inspect inputs -> take the directory -> resume or begin -> parity gate, tasks -> manifest
 
@@ -8,33 +8,33 @@ reason, leaves a directory that the same command resumes.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
 
 import msgspec
 
 from tokenmill.arguments import is_remote
-from tokenmill.display import Display, Silence
-from tokenmill.engines import load_tokenizer
+from tokenmill.display import Display, Preparation
 from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.executors import create
 from tokenmill.executors.base import Executor
 from tokenmill.files import make_directory
-from tokenmill.inputs.dataset_objects import DatasetRows, find_text_key, is_dataset, staged
+from tokenmill.formatting import format_bytes, plural
+from tokenmill.machine import available_memory
 from tokenmill.pipeline import PRELOAD
-from tokenmill.pipeline.input_file import check_unchanged, explain_checksums, explain_formats
+from tokenmill.pipeline.input_file import check_unchanged
+from tokenmill.pipeline.inspection import explain_checksums, explain_formats
 from tokenmill.pipeline.journal.attempts import Observer
 from tokenmill.pipeline.journal.finish import Completion, finish, list_missing, read_completion
 from tokenmill.pipeline.journal.journal import Journal, SavedPlan
-from tokenmill.pipeline.journal.locks import is_lock, locked, taking_turns
+from tokenmill.pipeline.journal.locks import count_other_ranks_here, is_lock, locked, taking_turns
 from tokenmill.pipeline.journal.mirror import Mirror, scratch_store
 from tokenmill.pipeline.journal.resume import RunState, begin_or_resume, check_sizes, find_finished
+from tokenmill.pipeline.journal.samples import compare_rest, start_parity_check
+from tokenmill.pipeline.parity import ParityCheck
 from tokenmill.pipeline.plan.budget import Budget, make_budget, make_cluster_budget
 from tokenmill.pipeline.plan.prepare import Prepared, prepare
 from tokenmill.pipeline.plan.ranks import WHOLE, Share, membership
@@ -45,15 +45,10 @@ from tokenmill.pipeline.workers.attempt import Attempt
 from tokenmill.pipeline.workers.engine_cache import EngineKey, warm_engine
 from tokenmill.pipeline.workers.messages import Failed
 from tokenmill.store.manifest import MANIFEST, Manifest
-from tokenmill.store.remote_store import open_store
-from tokenmill.store.store import TokenStore
 
-__all__ = ["Outcome", "make_store", "run", "tokenize"]
+__all__ = ["Outcome", "make_store", "run"]
 
 ONLY_SAMPLED = "its size and a sample of its content are the same; if it may be another text, run with --overwrite"
-
-Inputs = str | Path | list[str] | list[Path] | Any
-"""Paths, or one `Dataset` or `IterableDataset` of Hugging Face."""
 
 
 @dataclass(frozen=True)
@@ -72,75 +67,16 @@ class Outcome:
     """The number of compressed inputs without a checksum."""
 
 
-@overload
-def tokenize(inputs: Inputs, out: str | Path, *, tokenizer: str, rank: None = None, **flags: Any) -> TokenStore: ...
-
-
-@overload
-def tokenize(
-    inputs: Inputs, out: str | Path, *, tokenizer: str, rank: int | str, **flags: Any
-) -> TokenStore | None: ...
-
-
-def tokenize(
-    inputs: Inputs,
-    out: str | Path,
-    *,
-    tokenizer: str,
-    display: Display | None = None,
-    executor: str | Executor = "local",
-    **flags: Any,
-) -> TokenStore | None:
-    """Tokenize text files, or the rows of a `Dataset`, into a store, or resume a run that was stopped.
-
-    `flags` are those of `tokenmill tokenize` with underscores: `text_key`, `workers`, `memory`,
-    `val_fraction`, `on_error`, ... Calling it again on a finished store opens the store. An executor is named, or
-    made by the caller: `RayExecutor(...)`. With `rank` and `world_size` it does a share of the work, and returns None
-    while other ranks have work to do.
-    """
-    several = [inputs] if isinstance(inputs, (str, Path)) or is_dataset(inputs) else list(inputs)
-    if len(several) > 1 and any(map(is_dataset, several)):
-        raise UsageError("a dataset is an input by itself; join several with datasets.concatenate_datasets")
-    names = ["a dataset" if is_dataset(item) else str(item) for item in several]
-    made = None if isinstance(executor, str) else executor
-    if made is not None:
-        made.warm(PRELOAD, b"")
-    flags |= {"executor": executor} if isinstance(executor, str) else {}
-    request = Request.from_flags({"inputs": names, "out": str(out), "tokenizer": str(tokenizer), **flags})
-    shown = display or Silence()
-    with _staging(several[0], request, shown) if any(map(is_dataset, several)) else nullcontext(request) as ready:
-        outcome = run(ready, shown, made)
-    return None if outcome.manifest is None else open_store(request.out)
-
-
-@contextmanager
-def _staging(dataset: Any, request: Request, display: Display) -> Iterator[Request]:
-    """Write a dataset object to files beside the store, for as long as the run needs them as its inputs."""
-    if request.rank is not None:
-        raise UsageError(
-            "a dataset object is no input for ranks, each of which would write it to disk; write it once, with "
-            "to_parquet, and pass the files"
-        )
-    # Check the flags before hours are spent on writing.
-    request.policy(load_tokenizer(request.tokenizer))
-    options = request.reading()
-    text_key = request.text_key or find_text_key(dataset) or options.text_key
-    keys = list(options.record_keys) or [text_key]
-    rows = DatasetRows(keys=keys, kept=list(options.keep_keys), limit=request.limit)
-    place = Path(request.out)
-    if is_remote(request.out):
-        name = f"tokenmill-{hashlib.sha256(request.out.encode()).hexdigest()[:12]}"
-        place = Path(request.scratch or tempfile.gettempdir()) / name
-    with staged(dataset, place, rows, display) as folder:
-        yield msgspec.structs.replace(request, inputs=[str(folder)], text_key=text_key)
-
-
 def run(request: Request, display: Display, started: Executor | None = None) -> Outcome:
     """Carry out a request. Signals end it cleanly, also in the middle of a task.
 
     The command line starts the executor (`started`) before it imports this module, to save time; it is closed here.
     """
-    with signals_as_exceptions(), closing(started or create(request.executor, PRELOAD)) as executor:
+    with (
+        signals_as_exceptions(),
+        closing(display),
+        closing(started or create(request.executor, PRELOAD)) as executor,
+    ):
         mirror = Mirror(request.out) if is_remote(request.out) else None
         prepared = prepare(
             request,
@@ -178,6 +114,7 @@ def make_store(
     store = Path(request.out)
     with _locked(store, prepared.share) as has_locks:
         journal = Journal(store, prepared.share, os.urandom(4).hex(), mirror)
+        display.update(Preparation.step("planning the tasks"))
         with taking_turns(store):
             # Called for a new run only, because planning may read inputs; a resumed run has the plan of its journal.
             state = begin_or_resume(
@@ -199,13 +136,19 @@ def make_store(
             display.say(f"cluster    {executor}")
             executor.join(None if request.workers == "auto" else request.workers)
             budget = make_cluster_budget(request, prepared.tokenizer_bytes, executor)
-        observer = Observer(journal, display, budget)
-        with _watched(observer, journal, state, executor):
-            if any(state.remaining()) or (state.done and journal.gate() is None):
-                Attempt(prepared, journal, state, executor, budget, observer, display).run()
-            for file in check_unchanged(prepared.files):
-                display.say(f"{file.shown} was modified during the run; {ONLY_SAMPLED}", style="yellow")
-        return _conclude(prepared, journal, state, observer)
+        elif not prepared.share.is_whole and (others := count_other_ranks_here(store, prepared.share)):
+            budget = make_budget(request, prepared.tokenizer_bytes, others)
+            if request.memory == "auto":
+                names = f"{plural(others, 'other rank')} of this run"
+                display.say(f"machine    shared with {names}, which came first; --memory divides it evenly")
+        observer = Observer(journal, display, budget, prepared.seconds)
+        with _reference(prepared) as parity_check:
+            with _watched(observer, journal, state, executor):
+                if any(state.remaining()) or (state.done and journal.gate() is None):
+                    Attempt(prepared, journal, state, executor, budget, observer, display, parity_check).run()
+                for file in check_unchanged(prepared.files):
+                    display.say(f"{file.shown} was modified during the run; {ONLY_SAMPLED}", style="yellow")
+            return _conclude(prepared, journal, state, observer, parity_check)
 
 
 @contextmanager
@@ -216,6 +159,20 @@ def _locked(store: Path, share: Share) -> Iterator[bool]:
             yield has_locks
     except (OSError, SignalReceived) as error:
         raise _describe_error(error, store) from None
+
+
+@contextmanager
+def _reference(prepared: Prepared) -> Iterator[ParityCheck | None]:
+    """Load the reference for comparisons, unless it is the engine."""
+    if prepared.choice.engine == prepared.choice.reference:
+        yield None
+        return
+    with closing(_start_parity_check(prepared)) as parity_check:
+        yield parity_check
+
+
+def _start_parity_check(prepared: Prepared) -> ParityCheck:
+    return start_parity_check(prepared.tokenizer, prepared.settings.policy.special_tokens)
 
 
 @contextmanager
@@ -233,11 +190,13 @@ def _watched(observer: Observer, journal: Journal, state: RunState, executor: Ex
     observer.close(completed=True, counts=None if journal.share.is_whole else state.counts())
 
 
-def _conclude(prepared: Prepared, journal: Journal, state: RunState, observer: Observer) -> Outcome:
+def _conclude(
+    prepared: Prepared, journal: Journal, state: RunState, observer: Observer, parity_check: ParityCheck | None
+) -> Outcome:
     """Write the manifest, unless other ranks have work to do."""
     try:
         with taking_turns(journal.store):
-            manifest, completion = _finish_plan(prepared, journal, state.plan, observer)
+            manifest, completion = _finish_plan(prepared, journal, state.plan, observer, parity_check)
         if manifest is None:
             if journal.share.is_whole:
                 raise StoreError(f"{journal.folder} has entries for {completion}; run the same command again")
@@ -251,7 +210,7 @@ def _conclude(prepared: Prepared, journal: Journal, state: RunState, observer: O
 
 
 def _finish_plan(
-    prepared: Prepared, journal: Journal, plan: Plan, observer: Observer
+    prepared: Prepared, journal: Journal, plan: Plan, observer: Observer, parity_check: ParityCheck | None
 ) -> tuple[Manifest | None, Completion | None]:
     """Return the manifest if the store is finished, and how much of the plan is done if this process looked."""
     store, completion = journal.store, None
@@ -282,6 +241,8 @@ def _finish_plan(
             f"{num_rejects} records of all ranks could not be tokenized, more than --max-errors {most}; raise the "
             f"limit and run the same command again, or accept them with tokenmill finish {store}"
         )
+    compared = parity_check.names if parity_check is not None else ()
+    compare_rest(journal, completion.records, plan.inputs, lambda: _start_parity_check(prepared), compared)
     try:
         observer.write_run_file(plan.inputs)
         return finish(journal, SavedPlan(prepared.settings.flags(), plan), completion.records), completion
@@ -308,13 +269,18 @@ def _say_notes(prepared: Prepared, state: RunState, display: Display, *, has_loc
     if not has_locks:
         place = prepared.request.out
         notes.insert(0, f"{place} is on a file system without locks: let no other run, and no rank twice, work on it")
+    memory = prepared.request.memory_bytes()
+    if memory is not None and prepared.request.executor != "ray" and memory > (free := available_memory()):
+        notes.append(f"--memory {prepared.request.memory} is more than the {format_bytes(free)} that are free now")
     for note in notes:
         if note:
             display.say(note, style="yellow")
     if not prepared.share.is_whole and any(state.remaining()):
         whole, part = state.plan, state.part
-        tasks = f"{len(part.tasks):,} of {len(whole.tasks):,} tasks"
-        streams = f" and {len(part.streams):,} of {len(whole.streams):,} compressed files" if whole.streams else ""
+        tasks = f"{len(part.tasks):,} of {plural(len(whole.tasks), 'task')}"
+        streams = (
+            f" and {len(part.streams):,} of {plural(len(whole.streams), 'compressed file')}" if whole.streams else ""
+        )
         display.say(f"share      {prepared.share}: {tasks}{streams}")
 
 

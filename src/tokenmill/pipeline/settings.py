@@ -7,7 +7,7 @@ attempt to the next; they stay in the `Request`. Of --on-error, only keep-damage
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -15,9 +15,9 @@ from tokenmill.engines import Tokenizer
 from tokenmill.errors import UsageError
 from tokenmill.readers.base import ReadOptions, split_key
 from tokenmill.supervision.options import Supervision
-from tokenmill.supervision.preferences import PairRenderer
-from tokenmill.supervision.prompts import PromptRenderer
-from tokenmill.supervision.renderer import Renderer
+
+if TYPE_CHECKING:
+    from tokenmill.supervision.renderer import Renderer
 
 __all__ = ["KEEP_DAMAGED", "ON_ERROR", "Settings", "TokenPolicy", "supervision_of"]
 
@@ -103,6 +103,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Return the renderer that turns records into texts; None if the data is already text."""
         if self.supervision is None:
             return None
+        # Text without supervision starts sooner without templates and their compiler.
+        from tokenmill.supervision.preferences import PairRenderer
+        from tokenmill.supervision.prompts import PromptRenderer
+        from tokenmill.supervision.renderer import Renderer
+
         kind = {None: Renderer, "pairs": PairRenderer, "prompts": PromptRenderer}[self.supervision.holds]
         return kind(
             self.supervision,

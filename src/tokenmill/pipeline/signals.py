@@ -1,20 +1,26 @@
-"""Signals end a run with an exception, so that every `finally` on the way out is executed."""
+"""Signals end a run with an exception, so that every `finally` on the way out is executed.
+
+A program may receive one press of Ctrl-C several times, from its terminal and from its parent. So signals within a
+second count as one. A later one interrupts the clean-up, too: the directory is then as after a kill.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from tokenmill.errors import TokenmillError
-
 __all__ = ["Interrupted", "SignalReceived", "signals_as_exceptions"]
 
 
-class Interrupted(TokenmillError):
-    """A signal ended the run; the same command resumes it."""
+SAME_SECONDS = 1.0
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the run; the same command resumes it. As Ctrl-C elsewhere, it is no `Exception`."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
@@ -39,12 +45,12 @@ def signals_as_exceptions() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    received: list[int] = []
+    last = -SAME_SECONDS
 
     def handler(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        # A second signal must not interrupt the clean-up.
-        if len(received) == 1:
+        nonlocal last
+        if time.monotonic() - last >= SAME_SECONDS:
+            last = time.monotonic()
             raise SignalReceived(number)
 
     previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}

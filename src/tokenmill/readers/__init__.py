@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from json import JSONDecoder
+from shlex import quote
 
 import msgspec
 
@@ -19,10 +20,11 @@ from tokenmill.readers.base import DelimitedReader, Reader, ReadOptions
 from tokenmill.readers.json import JsonReader
 from tokenmill.readers.jsonl import JsonlReader
 from tokenmill.readers.parquet import ParquetReader
-from tokenmill.readers.text import TextReader
+from tokenmill.readers.text import MarkdownReader, TextReader
 from tokenmill.remote.paths import InputPath
 
 __all__ = [
+    "MARKDOWN",
     "READERS",
     "DelimitedReader",
     "ReadOptions",
@@ -30,12 +32,15 @@ __all__ = [
     "delimited_reader_for",
     "detect_format",
     "format_by_name",
+    "is_one_document",
     "reader_for",
 ]
 
+MARKDOWN = "markdown"
 READERS: dict[str, type[Reader]] = {
     "json": JsonReader,
     "jsonl": JsonlReader,
+    MARKDOWN: MarkdownReader,
     "parquet": ParquetReader,
     "text": TextReader,
 }
@@ -46,17 +51,24 @@ _SUFFIXES = {
     ".json": "json",
     ".txt": "text",
     ".text": "text",
-    ".md": "text",
+    ".md": MARKDOWN,
 }
 _COMPRESSION_SUFFIXES = (".gz", ".gzip", ".zst", ".zstd")
 _FORMATS_BY_CONTENT = {
     "json": {"lines": "jsonl", "mixed": "jsonl"},
     "jsonl": {"array": "json"},
     "text": {"lines": "jsonl"},
+    MARKDOWN: {"lines": "jsonl"},
     None: {"lines": "jsonl", "mixed": "jsonl", "cut": "jsonl", "array": "json", "values": "json"},
 }
 """For the format of each suffix: which results of `_look_at_json` mean another format."""
 _HEAD_BYTES = 64 << 10
+_ENCODINGS = {
+    "UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"),
+    "UTF-16": (b"\xff\xfe", b"\xfe\xff"),
+}
+"""The byte order marks of texts that are not UTF-8."""
+_TABLES = {".csv": ("CSV", ""), ".tsv": ("TSV", ", sep='\\t'")}
 
 
 def reader_for(format: str, options: ReadOptions) -> Reader:
@@ -64,6 +76,11 @@ def reader_for(format: str, options: ReadOptions) -> Reader:
     if format not in READERS:
         raise UsageError(f"format {format!r} is not known; expected one of {', '.join(READERS)}")
     return READERS[format](options)
+
+
+def is_one_document(format: str, options: ReadOptions) -> bool:
+    """Whether the whole content of a file is a single document, which no two tasks can share."""
+    return options.whole_files or format == MARKDOWN
 
 
 def delimited_reader_for(format: str, options: ReadOptions) -> DelimitedReader:
@@ -80,9 +97,10 @@ def detect_format(path: InputPath, head: bytes, options: ReadOptions) -> str:
         head = _decompressed_head(path, compression)
     if head.startswith(b"PAR1"):
         return "parquet"
+    _refuse_others(path, head)
     named = format_by_name(path)
     if options.whole_files or options.separator is not None:
-        if named not in (None, "text"):
+        if named not in (None, "text", MARKDOWN):
             flag = "--whole-files" if options.whole_files else "--separator"
             raise DataError(str(path), f"{flag} is for plain text, and this is {named}; pass --format text to allow it")
         return "text"
@@ -101,6 +119,19 @@ def format_by_name(path: InputPath) -> str | None:
     while suffixes and suffixes[-1] in _COMPRESSION_SUFFIXES:
         suffixes.pop()
     return _SUFFIXES.get(suffixes[-1]) if suffixes else None
+
+
+def _refuse_others(path: InputPath, head: bytes) -> None:
+    """Name what people take for text, and say what to do with it."""
+    name = str(path).rpartition("/")[2]
+    encoding = next((found for found, marks in _ENCODINGS.items() if head.startswith(marks)), None)
+    if encoding is not None:
+        convert = f"iconv -f {encoding} -t UTF-8 {quote(name)} > NEW"
+        raise DataError(str(path), f"is {encoding} text, and UTF-8 is read. Convert it: {convert}")
+    kind = next((_TABLES[suffix] for suffix in map(str.lower, path.suffixes) if suffix in _TABLES), None)
+    if kind is not None:
+        convert = f"tokenmill.tokenize(pandas.read_csv({name!r}{kind[1]}), ...)"
+        raise DataError(str(path), f"is {kind[0]}, which is not read. Write it as JSON lines or Parquet, or: {convert}")
 
 
 def _decompressed_head(path: InputPath, compression: str) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenmill.machine import available_memory
 
-__all__ = ["AllocationLimit", "halve", "use_system_allocator", "without_dictionaries"]
+__all__ = ["AllocationLimit", "expanded_bytes", "halve", "use_system_allocator", "without_dictionaries"]
 
 MOST_BATCH_BYTES = 4 << 20
 """A larger batch is cut in half."""
@@ -88,9 +88,27 @@ def without_dictionaries(rows: Any) -> Any:
     return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
 
 
+def expanded_bytes(values: Any) -> int:
+    """Count the bytes of values; a text of a dictionary counts for each value that refers to it, also inside lists."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as types
+
+    kind = values.type
+    if types.is_struct(kind):
+        return sum(map(expanded_bytes, values.flatten()))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return int(values.nbytes) if types.is_primitive(kind.value_type) else expanded_bytes(values.flatten())
+    if not isinstance(values, pa.DictionaryArray):
+        return int(values.nbytes)
+    if not (types.is_string(kind.value_type) or types.is_large_string(kind.value_type)):
+        return int(values.indices.nbytes) * 8
+    return pc.sum(pc.take(pc.binary_length(values.dictionary), values.indices).cast(pa.int64())).as_py() or 0
+
+
 def halve(rows: Any) -> Iterator[Any]:
     """Cut rows until each part has at most `MOST_BATCH_BYTES`: rows can be longer than the average of their group."""
-    if len(rows) <= 1 or rows.nbytes <= MOST_BATCH_BYTES:
+    if len(rows) <= 1 or sum(map(expanded_bytes, rows.columns)) <= MOST_BATCH_BYTES:
         yield rows
         return
     middle = len(rows) // 2

@@ -22,13 +22,20 @@ import numpy.typing as npt
 from tokenmill.compression import ByteStream, DamagedInput
 from tokenmill.errors import DataError
 from tokenmill.files import changed_while_read
-from tokenmill.readers._json_strings import find_all
 from tokenmill.remote.paths import RemoteFile
 from tokenmill.text_batch import Refusal
+
+try:
+    from tokenmill.readers import _line_scanner as line_scanner
+except ImportError:
+    line_scanner = None  # type: ignore[assignment]
+if os.environ.get("TOKENMILL_COMPILED") == "0":
+    line_scanner = None  # type: ignore[assignment]
 
 __all__ = [
     "BLOCK_BYTES",
     "BYTE_ORDER_MARK",
+    "LARGEST_BLOCK",
     "ExceedsMemory",
     "FileRange",
     "Lines",
@@ -36,6 +43,7 @@ __all__ = [
     "exceeds_memory",
     "find_filled_lines",
     "find_lines",
+    "line_scanner",
     "next_document",
     "overlaps_itself",
     "read_blocks",
@@ -194,10 +202,10 @@ def _refuse_skipped(num_bytes: int, max_bytes: int, start: int) -> Refusal:
     raise exceeds_memory(num_bytes, start)
 
 
-def exceeds_memory(num_bytes: int, start: int) -> ExceedsMemory:
+def exceeds_memory(num_bytes: int, start: int, unit: str = "byte") -> ExceedsMemory:
     """Describe a document that is too long for the memory of this process."""
     return ExceedsMemory(
-        f"the document at byte {start:,} has {num_bytes:,} bytes, more than the memory of a worker holds; raise "
+        f"the document at {unit} {start:,} has {num_bytes:,} bytes, more than the memory of a worker holds; raise "
         "--memory, lower --workers, or lower --max-document-bytes and pass --on-error skip to leave it out"
     )
 
@@ -229,6 +237,16 @@ def find_lines(data: bytes | bytearray, stop: int, blanks: bytes) -> Lines:
     if stop and not data.endswith(b"\n", 0, stop):
         stops = np.append(stops, stop)
     return Lines(_starts(stops), stops, np.arange(len(stops)), len(stops))
+
+
+def find_all(data: bytes | bytearray, byte: bytes, stop: int, most: int = 1 << 62) -> list[int]:
+    """Find every occurrence of a byte before `stop`, or the first `most`; fast if it is rare."""
+    found: list[int] = []
+    at = data.find(byte, 0, stop)
+    while at >= 0 and len(found) < most:
+        found.append(at)
+        at = data.find(byte, at + 1, stop)
+    return found
 
 
 def find_filled_lines(data: bytes | bytearray, stop: int, blanks: bytes) -> Lines | None:

@@ -1,36 +1,38 @@
-"""JSON lines: one object per line. A typed decoder parses a block of lines at a time.
+"""JSON lines: one object per line, a block of lines at a time.
 
-The decoder builds only the requested fields, at 700 MB/s. If anything in a block is wrong, each of its lines is decoded
-on its own, so that a bad line does not affect others. msgspec decodes values and does not care about lines, so the
-reader also checks that each line is exactly one object.
+For an engine that takes packed texts, `_line_scanner.c` decodes a block in one pass. Lines that it does not understand,
+and everything if it was not compiled, are decoded with msgspec, which builds only the requested fields. If anything in
+a block is wrong, each of its lines is decoded on its own, so that a bad line does not affect others. msgspec decodes
+values and does not care about lines, so the reader also checks that each line is exactly one object.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from tokenmill.readers._blocks import (
     BYTE_ORDER_MARK,
+    LARGEST_BLOCK,
     Places,
     find_filled_lines,
     find_lines,
+    line_scanner,
     skipped_as_too_long,
 )
 from tokenmill.readers._json_errors import explain_record, read_again
-from tokenmill.readers._json_strings import is_utf8, pack
 from tokenmill.readers.base import DelimitedReader, ReadOptions, as_kept, find_value, split_key
-from tokenmill.text_batch import Refusal, Reject, TextBatch, too_long
+from tokenmill.text_batch import PackedTexts, Refusal, Reject, TextBatch, too_long
 
 __all__ = ["JsonlReader"]
 
 WHITESPACE = b" \t\r\n"
-BLOCKS_SKIPPED = 15
-"""How many blocks are not packed after one that could not be packed."""
+MOST_SCANNED = 32
+"""Fields that the scanner looks for, and the depth to which their names may lead."""
 _REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _Kept = tuple["str | None", ...]
 _Decoded = tuple[Places, Sequence[Any], "list[_Kept] | None", dict[int, Refusal]]
@@ -45,7 +47,9 @@ class JsonlReader(DelimitedReader):
     def __init__(self, options: ReadOptions) -> None:
         self._has_records = bool(options.record_keys)
         self._fields = _RecordFields(options) if self._has_records else _TextFields(options)
-        self._packed = _PackedTextFields(options) if options.packed and not self._has_records else None
+        self._scanner = (
+            _Scanner(options) if options.packed and not self._has_records and _Scanner.can(options) else None
+        )
         self._max_text = options.max_document_bytes
         # JSON spends at most two bytes per byte of text unless it escapes plain letters.
         self.memory_bytes = options.memory_bytes
@@ -55,6 +59,8 @@ class JsonlReader(DelimitedReader):
         """Decode all lines at once, or each on its own if something in the block is wrong."""
         if position == 0 and data.startswith(BYTE_ORDER_MARK):
             data = b"   " + data[3:]
+        if self._scanner is not None and (scanned := self._scan(data, num_bytes, position, line)) is not None:
+            return scanned
         starts, stops, numbers, num_lines = find_lines(data, num_bytes, WHITESPACE)
         block = self._decode_block(memoryview(data)[:num_bytes], starts, stops) if len(starts) else None
         if block is None and len(starts) == num_lines and (filled := find_filled_lines(data, num_bytes, WHITESPACE)):
@@ -68,12 +74,32 @@ class JsonlReader(DelimitedReader):
         lines = numbers[good] + line
         return TextBatch(texts, starts[good] + position, kept, rejects, num_lines, records=records, lines=lines)
 
+    def _scan(self, data: bytes | bytearray, num_bytes: int, position: int, line: int) -> TextBatch | None:
+        """Decode all lines in one pass; return None if there are documents among those that the scanner leaves."""
+        assert self._scanner is not None
+        if num_bytes > LARGEST_BLOCK:
+            return None
+        found = self._scanner.scan(data, num_bytes, self._max_text)
+        rejects = []
+        for start, stop, number in found.odd.tolist():
+            document = self._decode_one(data[start:stop])
+            if not isinstance(document, Refusal):
+                return None
+            rejects.append(Reject(position + start, line + number, *document))
+        return TextBatch(
+            found.texts,
+            found.starts + position,
+            found.kept,
+            rejects,
+            found.num_lines,
+            lines=found.numbers + line,
+        )
+
     def _decode_block(self, data: memoryview, starts: Places, stops: Places) -> _Decoded | None:
         good, is_uniform = _check_lines(data, starts, stops)
         if not is_uniform or int((stops - starts).max()) > self._max_text:
             return None
-        packed = self._packed.decode_block(data, len(good)) if self._packed is not None else None
-        decoded = packed or self._fields.decode_block(data, len(good))
+        decoded = self._fields.decode_block(data, len(good))
         return (good, *decoded, {}) if decoded is not None else None
 
     def _decode_lines(self, data: bytes | bytearray, starts: Places, stops: Places) -> _Decoded:
@@ -110,6 +136,7 @@ class _RecordFields:
     def __init__(self, options: ReadOptions) -> None:
         self.keep_parts = tuple(map(split_key, options.keep_keys))
         self._parts = tuple(map(split_key, options.record_keys))
+        self._nothing = (None,) * len(self._parts)
         self._names = [parts[0] for parts in self._parts] if all(len(parts) == 1 for parts in self._parts) else None
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(dict[str, Any])
 
@@ -136,27 +163,29 @@ class _RecordFields:
     def _documents(self, records: list[Any]) -> Sequence[Any] | None:
         """Return the document of each record, or None if one of them has none."""
         if self._names is not None:
-            return [tuple([record.get(name) for name in self._names]) for record in records]
-        return [tuple([find_value(record, parts) for parts in self._parts]) for record in records]
+            documents = [tuple([record.get(name) for name in self._names]) for record in records]
+        else:
+            documents = [tuple([find_value(record, parts) for parts in self._parts]) for record in records]
+        return None if self._nothing in documents else documents
 
     def _kept(self, record: Any) -> _Kept:
         return tuple(as_kept(find_value(record, parts)) for parts in self.keep_parts)
 
     def _read_again(self, data: bytes | bytearray) -> tuple[Any, _Kept] | Refusal:
-        return explain_record(data)
+        return explain_record(data, self._parts)
 
 
 class _TextFields(_RecordFields):
     """Decodes the text and the kept fields, and skips all others without building them."""
 
-    def __init__(self, options: ReadOptions, text_kind: Any = str) -> None:
+    def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         self._text_parts = split_key(options.text_key)
         top = self._text_parts[0]
         kept_tops = {parts[0] for parts in self.keep_parts if parts != self._text_parts}
         kind: Any = Any
         if top not in kept_tops:
-            kind = text_kind
+            kind = str
             for name in reversed(self._text_parts[1:]):
                 kind = msgspec.defstruct("Nested", [("inner", kind)], rename={"inner": name}, gc=False)
         self._typed = kind is not Any
@@ -186,31 +215,48 @@ class _TextFields(_RecordFields):
         return read_again(data, self._text_parts, self.keep_parts)
 
 
-class _PackedTextFields(_TextFields):
-    """Decodes the texts of a block to one buffer: joins their JSON strings and decodes all escapes in one call."""
+class _Scanned(NamedTuple):
+    """The documents of a block, with the starts and numbers of their lines, and the lines that were left."""
+
+    texts: PackedTexts
+    starts: Places
+    numbers: Places
+    kept: list[_Kept] | None
+    num_lines: int
+    odd: Places
+
+
+class _Scanner:
+    """Calls `scan_json` and gives its numbers names."""
 
     def __init__(self, options: ReadOptions) -> None:
-        super().__init__(options, msgspec.Raw)
-        # A text that is also kept has to be a string.
-        self._is_possible = self._typed and self._text_parts not in self.keep_parts
-        self._num_to_skip = 0
+        paths = [split_key(key) for key in (options.text_key, *options.keep_keys)]
+        self._paths = tuple(tuple(name.encode() for name in path) for path in paths)
 
-    def decode_block(self, data: memoryview, num_records: int) -> tuple[Sequence[Any], list[_Kept] | None] | None:
-        """Return the documents of `num_records` lines, or None if they cannot be packed or anything is wrong."""
-        if self._num_to_skip or not self._is_possible or not num_records:
-            self._num_to_skip = max(0, self._num_to_skip - 1)
-            return None
-        if not is_utf8(data):
-            self._num_to_skip = BLOCKS_SKIPPED
-            return None
-        return super().decode_block(data, num_records)
+    @staticmethod
+    def can(options: ReadOptions) -> bool:
+        """Whether the scanner was compiled, and looks for this many fields as deep as they are."""
+        keys = (options.text_key, *options.keep_keys)
+        return line_scanner is not None and max(len(keys), *(len(split_key(key)) for key in keys)) <= MOST_SCANNED
 
-    def _documents(self, records: list[Any]) -> Sequence[Any] | None:
-        packed = pack(list(map(self._text_of, records)))
-        if packed is None:
-            # The next blocks are likely to have what this one has, such as letters that are written as escapes.
-            self._num_to_skip = BLOCKS_SKIPPED
-        return packed
+    def scan(self, data: bytes | bytearray, num_bytes: int, most_bytes: int) -> _Scanned:
+        """Decode the first `num_bytes`; a text with more than `most_bytes` is left."""
+        found = line_scanner.scan_json(data, num_bytes, self._paths, most_bytes)
+        texts, longest, leads, num_lines, documents, odd = found
+        rows = np.frombuffer(documents, np.int64).reshape(-1, 2 * len(self._paths))
+        kept = None
+        if len(self._paths) > 1:
+            kept = [
+                tuple(_kept_value(data, *span) for span in zip(row[::2], row[1::2], strict=True))
+                for row in rows[:, 2:].tolist()
+            ]
+        left = np.frombuffer(odd, np.int64).reshape(-1, 3)
+        packed = PackedTexts(texts, len(rows), longest, leads)
+        return _Scanned(packed, rows[:, 0], rows[:, 1], kept, num_lines, left)
+
+
+def _kept_value(data: bytes | bytearray, start: int, stop: int) -> str | None:
+    return as_kept(msgspec.json.decode(data[start:stop])) if start >= 0 else None
 
 
 def _check_lines(data: memoryview, starts: Places, stops: Places) -> tuple[Places, bool]:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenmill.arguments import show
-from tokenmill.arrow_types import as_text, column_path, find_type, holds_bytes, holds_strings, holds_text
+from tokenmill.arrow_types import as_text, column_path, find_type, holds_bytes, holds_strings, holds_text, is_utf8
 from tokenmill.errors import DataError
-from tokenmill.readers._arrow_memory import AllocationLimit, halve, use_system_allocator, without_dictionaries
-from tokenmill.readers._json_strings import is_utf8
+from tokenmill.readers import _arrow_memory as memory
+from tokenmill.readers._blocks import exceeds_memory
 from tokenmill.readers.base import NO_LIMIT, ExceedsMemory, Reader, ReadOptions, as_kept, split_key
 from tokenmill.remote.paths import InputPath, RemotePath
 from tokenmill.text_batch import PackedTexts, Refusal, Reject, TextBatch, too_long
@@ -80,7 +80,7 @@ class ParquetReader(Reader):
         row groups are read. If there is no footer or no column of texts, one reject stands for all rows.
         """
         if self._options.memory_bytes < NO_LIMIT:
-            use_system_allocator()
+            memory.use_system_allocator()
         try:
             file = _open(path)
         except _NoFooter as error:
@@ -164,7 +164,7 @@ class ParquetReader(Reader):
         text_bytes = self._text_bytes(file.metadata.row_group(group.number))
         most_rows = min(most_rows, max(1, BATCH_BYTES * (group.stop - group.start) // max(1, text_bytes)))
         row = group.start
-        limit = AllocationLimit(self._options.memory_bytes)
+        limit = memory.AllocationLimit(self._options.memory_bytes)
         if most_rows * text_bytes > MOST_EXPANDED_BYTES:
             with limit():
                 longest = _longest_shared(path, file.metadata, group.number, columns)
@@ -175,10 +175,10 @@ class ParquetReader(Reader):
                 batch = next(batches, None)
                 if batch is None:
                     return
-                batch = without_dictionaries(batch)
+                batch = memory.without_dictionaries(batch)
             from_row, to_row = max(row, start), min(row + len(batch), stop)
             if from_row < to_row:
-                yield from halve(batch.slice(from_row - row, to_row - from_row))
+                yield from memory.halve(batch.slice(from_row - row, to_row - from_row))
             row += len(batch)
             if row >= stop:
                 return
@@ -189,7 +189,11 @@ class ParquetReader(Reader):
         refusals: dict[int, Refusal] = {}
         records = None
         if options.record_keys:
-            num_bytes = rows.nbytes
+            num_bytes, size = rows.nbytes, sum(map(memory.expanded_bytes, rows.columns))
+            if len(rows) == 1 and size > options.max_document_bytes:
+                return self._reject(Reject(position, line, *too_long(size, options.max_document_bytes)), 1)
+            if size > options.memory_bytes:
+                raise exceeds_memory(size, position + 1, "row")
             records = self._columns(rows, options.record_keys, refusals)
         else:
             column = as_text(_column(rows, options.text_key))

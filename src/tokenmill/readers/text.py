@@ -1,4 +1,4 @@
-"""Plain text: a document per line, per piece between separators, or per file.
+"""Plain text: a document per line, per piece between separators, or per file. A Markdown file is one document.
 
 Blank lines are not documents, and a line may end with CR LF. With a separator every piece is a document, even an empty
 one, except an empty piece after the last separator, because most files end with one.
@@ -10,23 +10,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from tokenmill.arrow_types import is_utf8
 from tokenmill.compression import ByteStream, DamagedInput
 from tokenmill.errors import UsageError
 from tokenmill.readers._blocks import (
     BLOCK_BYTES,
     BYTE_ORDER_MARK,
+    LARGEST_BLOCK,
     Places,
     exceeds_memory,
     find_filled_lines,
+    line_scanner,
     overlaps_itself,
 )
-from tokenmill.readers._json_strings import is_utf8
 from tokenmill.readers.base import DelimitedReader, ReadOptions
 from tokenmill.text_batch import PackedTexts, Refusal, Reject, TextBatch, too_long
 
-__all__ = ["TextReader"]
+__all__ = ["MarkdownReader", "TextReader"]
 
 WHITESPACE = b" \t\n\v\f\r"
 Piece = bytes | bytearray
@@ -48,6 +51,7 @@ class TextReader(DelimitedReader):
         self.memory_bytes = options.memory_bytes
         self.max_bytes = self._max_text + len(BYTE_ORDER_MARK) + 1
         self._packs = options.packed
+        self._is_scanned = self._packs and self._lines and not options.whole_files and line_scanner is not None
         self._num_kept = len(options.keep_keys)
         if options.whole_files:
             self.delimiter = b""
@@ -61,7 +65,10 @@ class TextReader(DelimitedReader):
 
     def decode(self, data: bytes | bytearray, num_bytes: int, position: int, line: int) -> TextBatch:
         """Decode all documents at once, or each on its own if one of them is refused."""
-        pieces, starts, numbers, num_lines = self._cut(data, num_bytes, BYTE_ORDER_MARK if position == 0 else b"")
+        mark = BYTE_ORDER_MARK if position == 0 and data.startswith(BYTE_ORDER_MARK) else b""
+        if self._is_scanned and not mark and (scanned := self._scan(data, num_bytes, position, line)) is not None:
+            return scanned
+        pieces, starts, numbers, num_lines = self._cut(data, num_bytes, mark)
         positions = starts + position
         lines = numbers + line if self.delimiter == b"\n" else np.full(len(pieces), -1)
         if self._lines:
@@ -87,6 +94,17 @@ class TextReader(DelimitedReader):
                 texts.append(document)
                 good.append(index)
         return TextBatch(texts, positions[good], self._kept(len(texts)), rejects, num_lines, lines=lines[good])
+
+    def _scan(self, data: bytes | bytearray, num_bytes: int, position: int, line: int) -> TextBatch | None:
+        """Pack all lines in one pass; return None if one of them is refused."""
+        found = line_scanner.scan_text(data, num_bytes, self._max_text) if num_bytes <= LARGEST_BLOCK else None
+        if found is None:
+            return None
+        texts, longest, leads, num_lines, documents = found
+        starts, numbers = np.frombuffer(documents, np.int64).reshape(-1, 2).T
+        packed = PackedTexts(texts, len(starts), longest, leads)
+        kept = self._kept(len(starts))
+        return TextBatch(packed, starts + position, kept, num_lines=num_lines, lines=numbers + line)
 
     def _cut(self, data: bytes | bytearray, num_bytes: int, mark: bytes) -> tuple[list[Piece], Places, Places, int]:
         """Return the pieces (blank lines may be left out), their starts and numbers, and the number of all pieces.
@@ -131,6 +149,13 @@ class TextReader(DelimitedReader):
     def _kept(self, num_documents: int) -> list[tuple[Any, ...]] | None:
         """Plain text has no fields, so every kept value is None."""
         return [(None,) * self._num_kept] * num_documents if self._num_kept else None
+
+
+class MarkdownReader(TextReader):
+    """Reads a Markdown file, whose lines are no documents: a paragraph has many of them."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(msgspec.structs.replace(options, whole_files=True, separator=None))
 
 
 def _decode_piece(piece: bytes | bytearray, max_text: int) -> str | Refusal:

@@ -26,13 +26,14 @@ from typing import NamedTuple
 from tokenmill.checksum import hash_rest
 from tokenmill.errors import StoreError
 from tokenmill.file_lock import is_same_file, try_lock
+from tokenmill.machine import cache_folder
 from tokenmill.regular_files import read_regular
 from tokenmill.remote.bucket import Bucket, ObjectInfo
 
-__all__ = ["Cache", "CacheEntry", "NoRoom", "default_folder"]
+__all__ = ["Cache", "CacheEntry", "NoRoom"]
 
-NOT_COUNTED = {"leases", "checked"}
-"""Folders of small files that are not copies of objects; `store/background_check.py` writes `checked`."""
+NOT_COUNTED = {"leases", "checked", "proven"}
+"""Folders of small files that are not copies of objects."""
 POLL_SECONDS = 0.05
 
 
@@ -48,19 +49,11 @@ class CacheEntry(NamedTuple):
     xxh3: str
 
 
-def default_folder() -> Path:
-    """The folder unless the user names one: `TOKENMILL_CACHE`, or a folder of the user's cache."""
-    if folder := os.environ.get("TOKENMILL_CACHE"):
-        return Path(folder)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tokenmill"
-
-
 class Cache:
     """A folder of at most `max_bytes`, counting all processes; by default half of the free space of its disk."""
 
     def __init__(self, folder: Path | None = None, max_bytes: int | None = None) -> None:
-        self.folder = (folder or default_folder()).absolute()
+        self.folder = (folder or cache_folder()).absolute()
         with self._explained_errors():
             (self.folder / "leases").mkdir(parents=True, exist_ok=True)
             (self.folder / "lock").touch()

@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -95,13 +95,18 @@ class RangeReader:
                 answer = request.answer or self._start(request)
         if request is None:
             return self._fetch(byte_range, num_bytes)
-        wait([answer])
-        with self._lock:
-            request.num_unread -= 1
-            if request.num_unread == 0:
-                self._release(request)
-            self._start_some()
-        return answer.result()[byte_range.start - request.start : byte_range.stop - request.start]
+        try:
+            data = answer.result()
+        except CancelledError:
+            # Another thread's announcements pushed this one out before its request had begun.
+            return self._fetch(byte_range, num_bytes)
+        finally:
+            with self._lock:
+                request.num_unread -= 1
+                if request.num_unread == 0:
+                    self._release(request)
+                self._start_some()
+        return data[byte_range.start - request.start : byte_range.stop - request.start]
 
     def _fetch(self, byte_range: ByteRange, num_bytes: int) -> memoryview:
         info = ObjectInfo(byte_range.key, num_bytes, self._etags.get(byte_range.key))

@@ -32,8 +32,10 @@ from tokenmill.store.manifest import RESTORE, FileInfo
 __all__ = ["CHECKED", "BackgroundCheck", "CheckedFile", "LocalFile"]
 
 CHECKED = "checked"
-BYTES_PER_SECOND = 200_000_000
-SHARE = 0.25
+BYTES_PER_SECOND = 100_000_000
+CPU_SHARE = 0.003
+"""At most this much of one core; `benchmarks/verify_load.py` measures what it costs a loader."""
+DISK_SHARE = 0.25
 """At most this much of the time is spent reading and hashing, so that a slow disk stays free for the loader."""
 REST_BYTES = 4 << 20
 FETCH_AGAIN = "remove this copy, and it is downloaded again"
@@ -165,29 +167,34 @@ class _Checker:
 
 
 class _Pace:
-    """Sleeps between pieces, so that reading takes a bounded share of one core and of the disk."""
+    """Sleeps between pieces, so that checking takes a bounded share of one core and of the disk."""
 
     def __init__(self, owner: BackgroundCheck) -> None:
         self._owner = owner
-        self._num_bytes, self._since = 0, time.monotonic()
+        self.begin()
+
+    def begin(self) -> None:
+        """Count bytes and time from now on."""
+        self._num_bytes, self._since, self._cpu_since = 0, time.monotonic(), time.thread_time()
 
     def rest(self, piece: memoryview) -> None:
         """Note a piece that was read, and sleep if it is time."""
         self._num_bytes += len(piece)
         if self._num_bytes >= REST_BYTES and not self._owner.is_awaited:
-            seconds = time.monotonic() - self._since
-            time.sleep(max(self._num_bytes / BYTES_PER_SECOND, seconds / SHARE) - seconds)
-            self._num_bytes, self._since = 0, time.monotonic()
+            seconds, cpu_seconds = time.monotonic() - self._since, time.thread_time() - self._cpu_since
+            least = max(self._num_bytes / BYTES_PER_SECOND, cpu_seconds / CPU_SHARE, seconds / DISK_SHARE)
+            time.sleep(least - seconds)
+            self.begin()
 
 
 class _Memory:
     """The files that processes of this machine found sound; without a cache directory, those of this process."""
 
     def __init__(self) -> None:
-        from tokenmill.remote.cache import default_folder
+        from tokenmill.machine import cache_folder
 
         host = re.sub(r"[^\w.-]", "_", platform.node()) or "host"
-        self._path = default_folder() / CHECKED / host
+        self._path = cache_folder() / CHECKED / host
         self._num_read = 0
         self._known: set[str] = set()
 

@@ -89,6 +89,8 @@ class CheckedShard:
 
     num_documents: int = 0
     num_tokens: int = 0
+    num_looked_at: int = 0
+    """Documents of which BOS and EOS were counted."""
     num_with_bos: int = 0
     num_with_eos: int = 0
     problems: list[str] = field(default_factory=list)
@@ -121,6 +123,7 @@ def check_shard(store: Path, manifest: Manifest, shard: ShardInfo, progress: Che
             checked.problems.append(f"{error}; {RESTORE}")
         if suffix == ".bin":
             checked.num_tokens = scan.num_tokens
+            checked.num_looked_at = checked.num_documents if scan.index is not None else 0
             checked.num_with_bos, checked.num_with_eos = scan.num_with_bos, scan.num_with_eos
             checked.problems += [f"{path}{problem}; {RESTORE}" for problem in scan.problems(shard)]
     return checked

@@ -17,6 +17,7 @@ import xxhash
 
 from tokenmill.arguments import show, whole_number
 from tokenmill.errors import UsageError
+from tokenmill.formatting import plural
 from tokenmill.store.table import Integers, ShardTable
 from tokenmill.text_batch import IntArray
 
@@ -49,6 +50,8 @@ class Documents:
         self.holds = holds
         """`pairs` if documents 2i and 2i + 1 are two answers to a prompt, `prompts` if each is a prompt alone."""
         self.beside = dict(beside or {})
+        self.tokenizer: tuple[str, str] | None = None
+        """Name and hash of the tokenizer that made the ids; None if unknown."""
         self.name = name
         self.fingerprint = fingerprint
         if runs is None:
@@ -217,7 +220,7 @@ class Documents:
         denied = np.array(sorted(set(self._check(listed))), np.int64)
         starts = np.concatenate([[0], denied + 1])
         stops = np.concatenate([denied, [self.num_documents]])
-        name = f"{self.name} without {len(denied):,} documents"
+        name = f"{self.name} without {plural(len(denied), 'document')}"
         return self._choose(starts, stops, name, f"without {xxhash.xxh3_64_hexdigest(denied.astype('<i8').tobytes())}")
 
     def _choose(self, starts: Integers, stops: Integers, name: str, change: str) -> Documents:
@@ -232,10 +235,12 @@ class Documents:
         runs = np.searchsorted(self._document_ends, firsts, "right")
         fingerprint = xxhash.xxh3_64_hexdigest(f"{self.fingerprint} {change}".encode())
         pieces = (self._shards[runs], firsts - self._document_shifts[runs], counts)
-        return Documents(self.table, name, fingerprint, pieces, self.beside, self.vocab_size, self.holds)
+        chosen = Documents(self.table, name, fingerprint, pieces, self.beside, self.vocab_size, self.holds)
+        chosen.tokenizer = self.tokenizer
+        return chosen
 
     def __repr__(self) -> str:
-        return f"{self.name}: {self.num_documents:,} documents, {self.num_tokens:,} tokens"
+        return f"{self.name}: {plural(self.num_documents, 'document')}, {plural(self.num_tokens, 'token')}"
 
 
 class IntervalLookup:

@@ -15,6 +15,7 @@ import msgspec
 import xxhash
 
 from tokenmill.errors import StoreError
+from tokenmill.formatting import plural
 from tokenmill.regular_files import MOST_JSON_BYTES, UnfitFile, open_regular
 
 __all__ = [
@@ -92,7 +93,7 @@ class TokenizerInfo(msgspec.Struct, frozen=True):
 
 
 class ParityInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison with the reference before the run, and how many texts differed."""
+    """The comparison with the reference before anything was published, and how many texts differed."""
 
     reference: str
     num_documents: int
@@ -103,6 +104,9 @@ class ParityInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_mismatches: int
     example: str | None = None
     """The start of the first text whose ids differ."""
+    num_later_documents: int = 0
+    """Documents that were compared while the tasks ran, a few of each; none differed."""
+    num_later_bytes: int = 0
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
@@ -166,6 +170,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def records_name(self) -> str:
         """What the records of the inputs are called."""
         return self.holds if isinstance(self.holds, str) else "documents"
+
+    @property
+    def shown_records(self) -> str:
+        """`1 document`, `2,000 pairs`."""
+        return plural(self.num_records, self.records_name.removesuffix("s"))
 
     @property
     def num_tokens(self) -> int:

@@ -19,6 +19,7 @@ import xxhash
 
 from tokenmill.checksum import hash_rest
 from tokenmill.errors import StoreError
+from tokenmill.files import sync_files
 from tokenmill.regular_files import open_regular
 from tokenmill.store.manifest import FileInfo, ShardInfo
 from tokenmill.text_batch import IntArray
@@ -128,6 +129,7 @@ class ShardWriter:
             self._temporary(".len").unlink()
             files = {".bin": self._bin.finish(), ".docs.parquet": self._documents.finish(), ".idx": index.finish()}
         files |= {suffix: file.finish() for suffix, file in self._beside.items()}
+        sync_files([self._temporary(suffix) for suffix in files])
         return ShardInfo(self._name, self.num_documents, self.num_tokens, files)
 
     def discard(self) -> None:
@@ -230,7 +232,7 @@ class OutputFile:
 
 
 class _HashedFile(OutputFile):
-    """A file that is hashed while it is written, and synced when it is finished."""
+    """A file that is hashed while it is written."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -241,7 +243,6 @@ class _HashedFile(OutputFile):
         super().write(data)
 
     def finish(self) -> FileInfo:
-        os.fsync(self._file.fileno())
         self.close()
         return FileInfo(self._num_bytes, self._hash.hexdigest())
 
@@ -281,7 +282,6 @@ class _DocumentsFile:
         self._flush()
         self.close()
         with self._path.open("rb") as file:
-            os.fsync(file.fileno())
             return hash_file(file)
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from tokenmill.arguments import path_of, show, whole_number
 from tokenmill.engines.decoder import Decoder
 from tokenmill.engines.tokenizer import Tokenizer, open_tokenizer
 from tokenmill.errors import DataError, StoreError, UsageError
+from tokenmill.formatting import plural
 from tokenmill.regular_files import UnfitFile, check_regular
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import MANIFEST, RESTORE, Manifest, ShardInfo, SplitInfo, read_manifest
@@ -111,7 +112,8 @@ class TokenSource:
 
     def __repr__(self) -> str:
         parts = ", ".join(
-            f"{name}: {s.num_documents:,} documents, {s.num_tokens:,} tokens" for name, s in self.splits.items()
+            f"{name}: {plural(s.num_documents, 'document')}, {plural(s.num_tokens, 'token')}"
+            for name, s in self.splits.items()
         )
         return f"{type(self).__name__}({self.place!r}, {parts})"
 
@@ -168,6 +170,7 @@ class Split(Documents):
             vocab_size=store.vocab_size,
             holds=store.manifest.holds if isinstance(store.manifest.holds, str) else None,
         )
+        self.tokenizer = (store.manifest.tokenizer.name, store.manifest.tokenizer.sha256)
         if (self.num_documents, self.num_tokens) != (info.num_documents, info.num_tokens):
             raise StoreError(
                 f"{store.path / MANIFEST} says that {name} has {info.num_documents} documents of {info.num_tokens} "
@@ -197,8 +200,8 @@ def check_manifest(store: Path, manifest: Manifest) -> None:
     if not manifest.splits:
         raise StoreError(f"{path} has no splits; {RESTORE}")
     names = [shard.name for split in manifest.splits.values() for shard in split.shards]
-    for folder in sorted({name.rpartition("/")[0] for name in names} | {TOKENIZER}):
-        check_inside(store, store / folder)
+    for inside in sorted({name.rpartition("/")[0] for name in names} | {MANIFEST, TOKENIZER}):
+        check_inside(store, store / inside)
     if len(set(names)) < len(names):
         duplicate = Counter(names).most_common(1)[0][0]
         raise StoreError(f"{path} lists the shard {duplicate!r} twice; {RESTORE}")

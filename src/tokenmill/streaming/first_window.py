@@ -20,7 +20,7 @@ from tokenmill.pipeline.plan.tasks import Plan, Stream, Task
 from tokenmill.pipeline.task.output import publish_task
 from tokenmill.pipeline.task.runner import TaskRunner
 from tokenmill.pipeline.workers.attempt import make_job
-from tokenmill.readers import reader_for
+from tokenmill.readers import is_one_document, reader_for
 from tokenmill.readers.base import ReadOptions
 from tokenmill.remote.paths import input_path
 from tokenmill.store.documents import Documents
@@ -74,10 +74,12 @@ def find_first_window(plan: Plan, options: ReadOptions) -> FirstWindow | None:
     """Find the first megabyte of the plan's first task; None if there is no task, or if it cannot be cut."""
     everything: list[Task | Stream] = [*plan.tasks, *plan.streams]
     work = min(everything, key=plan.place, default=None)
-    if work is None or options.whole_files:
+    if work is None:
         return None
     span = work.spans[0] if isinstance(work, Task) else Span(work.input, 0, work.stop)
     file = plan.inputs[span.input]
+    if is_one_document(file.format, options):
+        return None
     stop = span.start + _size(file, options)
     if file.format != "parquet" and file.compression == "none":
         stop = min(stop, file.bytes)

@@ -4,34 +4,141 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tokenmill.arguments import flag, is_remote, one_of
+from tokenmill.engines.tokenizer_objects import TokenizerLike, tokenizer_spec
 from tokenmill.errors import UsageError
+from tokenmill.inputs.row_objects import name_items
 from tokenmill.loaders import make_loader
-from tokenmill.loaders.base import Loader
 from tokenmill.pipeline.plan.prepare import prepare
 from tokenmill.pipeline.request import Request
 from tokenmill.store.store import check_vocabulary
 from tokenmill.streaming.tokenized_text import RowSettings, TokenizedText
 from tokenmill.streaming.windows import WindowedRows
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tokenmill.filling.batch import NumpyBatch
+    from tokenmill.loaders.base import Loader
+    from tokenmill.loaders.grain import GrainLoader
+    from tokenmill.loaders.jax import JaxBatch, JaxLoader
+    from tokenmill.loaders.load_settings import (
+        AnyPacking,
+        AnySettings,
+        FrameworkName,
+        JaxSettings,
+        LayoutName,
+        LoadSettings,
+        Packing,
+        TorchSettings,
+    )
+    from tokenmill.loaders.tf import TfBatch, TfLoader
+    from tokenmill.loaders.torch import TorchBatch, TorchLoader
+
 __all__ = ["stream"]
 
+Paths = str | Path | Sequence[str | Path]
 
+
+@overload
 def stream(
-    inputs: str | Path | Sequence[str | Path],
+    inputs: Paths,
     seq_len: int | None = None,
     batch_size: int | None = None,
     *,
-    tokenizer: str,
+    tokenizer: TokenizerLike,
+    framework: Literal["numpy"] = "numpy",
+    packing: Packing | None = None,
+    layout: Literal["xy"] = "xy",
+    **settings: Unpack[LoadSettings],
+) -> Loader[NumpyBatch]: ...
+
+
+@overload
+def stream(
+    inputs: Paths,
+    seq_len: int | None = None,
+    batch_size: int | None = None,
+    *,
+    tokenizer: TokenizerLike,
+    framework: Literal["torch"],
+    packing: Packing | None = None,
+    layout: Literal["xy"] = "xy",
+    **settings: Unpack[TorchSettings],
+) -> TorchLoader[TorchBatch]: ...
+
+
+@overload
+def stream(
+    inputs: Paths,
+    seq_len: int | None = None,
+    batch_size: int | None = None,
+    *,
+    tokenizer: TokenizerLike,
+    framework: Literal["jax"],
+    packing: Packing | None = None,
+    layout: Literal["xy"] = "xy",
+    **settings: Unpack[JaxSettings],
+) -> JaxLoader[JaxBatch]: ...
+
+
+@overload
+def stream(
+    inputs: Paths,
+    seq_len: int | None = None,
+    batch_size: int | None = None,
+    *,
+    tokenizer: TokenizerLike,
+    framework: Literal["tf"],
+    packing: Packing | None = None,
+    layout: Literal["xy"] = "xy",
+    **settings: Unpack[LoadSettings],
+) -> TfLoader[TfBatch]: ...
+
+
+@overload
+def stream(
+    inputs: Paths,
+    seq_len: int | None = None,
+    batch_size: int | None = None,
+    *,
+    tokenizer: TokenizerLike,
+    framework: Literal["grain"],
+    packing: AnyPacking | None = None,
+    layout: LayoutName = "xy",
+    **settings: Unpack[LoadSettings],
+) -> GrainLoader: ...
+
+
+@overload
+def stream(
+    inputs: Paths,
+    seq_len: int | None = None,
+    batch_size: int | None = None,
+    *,
+    tokenizer: TokenizerLike,
+    framework: FrameworkName = "numpy",
+    packing: AnyPacking | None = None,
+    layout: LayoutName = "xy",
+    **settings: Unpack[AnySettings],
+) -> Loader[Any]: ...
+
+
+def stream(
+    inputs: Paths,
+    seq_len: int | None = None,
+    batch_size: int | None = None,
+    *,
+    tokenizer: TokenizerLike,
     cache: str | Path | None = None,
     framework: str = "numpy",
-    split: str = "train",
+    split: str | None = None,
     vocab_size: int | None = None,
     verbose: bool = False,
     **settings: Any,
-) -> Loader:
+) -> Any:
     """Make a loader of raw text, which is tokenized in the background into the store `cache`.
 
     The first batch comes at once, and the order of rows does not depend on the speed of tokenizing. In the first epoch,
@@ -55,9 +162,9 @@ def stream(
     flags = {name: settings.pop(name) for name in list(settings) if name in known}
     if flags.get("overwrite"):
         raise UsageError(f"overwrite would tokenize again at every start; remove {cache} to start over")
-    names = [str(item) for item in ([inputs] if isinstance(inputs, (str, Path)) else inputs)]
+    names = name_items(inputs, "stream reads files; make a store of rows with tokenmill.tokenize, and load that")
     row_settings = RowSettings(seq_len=seq_len, **given)
-    request = Request.from_flags({"inputs": names, "out": str(cache), "tokenizer": str(tokenizer), **flags})
+    request = Request.from_flags({"inputs": names, "out": str(cache), "tokenizer": tokenizer_spec(tokenizer), **flags})
     if request.chosen_key is not None or request.prompts_only:
         raise UsageError(
             "preference pairs and prompts are not streamed; make a store of them with tm.tokenize, and load that with "
@@ -66,7 +173,7 @@ def stream(
     splits = ["train", "val"] if request.val_fraction > 0 else ["train"]
     prepared = prepare(request)
     check_vocabulary(prepared.tokenizer.name, prepared.tokenizer.vocab_size, vocab_size)
-    text = TokenizedText(prepared, one_of(split, splits, "split"), row_settings, flag(verbose, "verbose"))
+    text = TokenizedText(prepared, one_of(split or "train", splits, "split"), row_settings, flag(verbose, "verbose"))
     rows = WindowedRows(text, seq_len)
     loader = make_loader(rows, framework=framework, batch_size=batch_size, **settings)
     rows.rows_per_batch = getattr(loader, "global_batch_size", batch_size)

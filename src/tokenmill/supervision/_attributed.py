@@ -19,8 +19,10 @@ __all__ = [
     "AttributedDict",
     "AttributedList",
     "Event",
+    "Guarded",
     "Part",
     "Source",
+    "Unrecordable",
     "attach",
     "attribute",
     "concat",
@@ -171,6 +173,16 @@ class Attributed(str):
         return found
 
 
+class Unrecordable(Exception):
+    """A template does something with a guarded string that cannot be recorded."""
+
+
+class Guarded(Attributed):
+    """A string that stands for others. Only joining is allowed; a recorder refuses everything else (`_recorder.py`)."""
+
+    __slots__ = ()
+
+
 class AttributedDict(dict[Any, Any]):
     """An object of a message; filters that turn it into text ask for its source."""
 
@@ -215,12 +227,15 @@ def concat(pieces: Iterable[str]) -> Attributed:
     pieces = list(pieces)
     parts: list[Part] = []
     length = 0
+    made_of: type[Attributed] = Attributed
     for piece in pieces:
-        if type(piece) is Attributed:
+        if type(piece) is not str and isinstance(piece, Attributed):
+            if type(piece) is not Attributed:
+                made_of = Guarded
             for start, stop, what in piece._parts:
                 parts.append(make_part((start + length, stop + length, what)))
         length += str.__len__(piece)
-    made = Attributed("".join(pieces))
+    made = made_of("".join(pieces))
     made._parts = tuple(parts)
     return made
 

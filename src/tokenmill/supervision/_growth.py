@@ -21,6 +21,7 @@ __all__ = ["grows_with_passes"]
 
 MOST_GROWTH = 1000
 """How many times the size of its inputs a value may have, over all assignments that lead to it."""
+MOST_ALTERNATIVES = 32
 MOST_INDENT = 8
 MOST_LENGTHENING = 16
 LENGTHENING = {"capitalize", "e", "escape", "join", "list", "replace", "title", "tojson", "upper"}
@@ -40,6 +41,9 @@ MOST_PASSES = 1000
 """The largest number in a `range`."""
 OPAQUE: Any = (nodes.Mul, nodes.Pow, nodes.CallBlock, nodes.FilterBlock, nodes.Block, nodes.Include, nodes.Import)
 NO_TEXT = (nodes.Compare, nodes.Test, nodes.Not, nodes.Const, nodes.TemplateData)
+
+Alternatives = list[Counter[str]]
+"""How often a value is made of each other value, for each of the ways through the conditions of the template."""
 
 
 def grows_with_passes(tree: nodes.Template) -> bool:
@@ -139,7 +143,7 @@ class _Assignments:
 
     def __init__(self, tree: nodes.Template, macros: dict[str, nodes.Macro]) -> None:
         self._macros = macros
-        self._made_of: dict[str, list[Counter[str]]] = {}
+        self._made_of: dict[str, list[Alternatives]] = {}
         self._lasting = {node.name for node in tree.find_all(nodes.NSRef)} | {f"{name}()" for name in macros}
         self._local = {
             name: {one.name for one in macro.find_all(nodes.Name) if one.ctx in ("store", "param")}
@@ -175,24 +179,26 @@ class _Assignments:
     def _add(self, name: str, made_of: list[Any], scope: str) -> None:
         self._made_of.setdefault(name, []).append(self._values_in_all(made_of, scope))
 
-    def _values_in_all(self, some: Iterable[Any], scope: str) -> Counter[str]:
-        counted: Counter[str] = Counter()
+    def _values_in_all(self, some: Iterable[Any], scope: str) -> Alternatives:
+        counted: Alternatives = [Counter()]
         for node in some:
-            counted += self._values_in(node, scope)
+            found = self._values_in(node, scope)
+            if found != [Counter()]:
+                counted = _least([one + other for one in counted for other in found])
         return counted
 
-    def _values_in(self, node: Any, scope: str) -> Counter[str]:
-        """Count the values that a node may copy; of alternatives, the most of each."""
+    def _values_in(self, node: Any, scope: str) -> Alternatives:
+        """Count the values that a node may copy, for each of the ways through it."""
         if isinstance(node, (*NO_TEXT, nodes.Assign, nodes.AssignBlock)):
-            return Counter()
+            return [Counter()]
         if isinstance(node, nodes.Name):
-            return Counter([self._qualified(node.name, scope)])
+            return [Counter([self._qualified(node.name, scope)])]
         if isinstance(node, nodes.Filter) and node.name in ("length", "count"):
-            return Counter()
+            return [Counter()]
         if isinstance(node, nodes.Getitem):
             return self._values_in(node.node, scope)
         if isinstance(node, nodes.Call) and getattr(node.node, "name", "") in self._macros:
-            return Counter([f"{getattr(node.node, 'name', '')}()"])
+            return [Counter([f"{getattr(node.node, 'name', '')}()"])]
         if isinstance(node, nodes.If):
             branches: list[list[Any]] = [node.body, node.else_, *([branch] for branch in node.elif_)]
         elif isinstance(node, (nodes.CondExpr, nodes.And, nodes.Or)):
@@ -202,29 +208,48 @@ class _Assignments:
             branches = [node.body]
         else:
             branches = [list(node.iter_child_nodes())]
-        most: Counter[str] = Counter()
-        for branch in branches:
-            most |= self._values_in_all(branch, scope)
+        ways = _least([way for branch in branches for way in self._values_in_all(branch, scope)])
         # What becomes longer counts as if it were there twice.
         name = node.name if isinstance(node, nodes.Filter) else getattr(getattr(node, "node", None), "attr", "")
-        return most + most if name in LENGTHENING and isinstance(node, (nodes.Filter, nodes.Call)) else most
+        is_longer = name in LENGTHENING and isinstance(node, (nodes.Filter, nodes.Call))
+        return [way + way for way in ways] if is_longer else ways
 
     def most_growth(self) -> float:
         """Return how many times larger than its inputs a value may become; endless if it is made of itself twice."""
         known = {
-            name: [Counter({k: n for k, n in one.items() if k in self._made_of}) for one in found]
+            name: [[Counter({k: n for k, n in way.items() if k in self._made_of}) for way in ways] for ways in found]
             for name, found in self._made_of.items()
         }
         reached = {name: _reach(name, known) for name in known}
         growth: dict[str, float] = {}
         for name in sorted(known, key=lambda name: len(reached[name])):
             cycle = {other for other in reached[name] if name in reached[other]}
-            own = [sum(one[other] for other in cycle) for member in cycle for one in known[member]]
+            own = [
+                max(sum(way[other] for other in cycle) for way in ways) for member in cycle for ways in known[member]
+            ]
             if cycle & self._lasting and max(own) > 1:
                 return float("inf")
-            outside = [sum(n * growth.get(k, 1) for k, n in one.items() if k not in cycle) for one in known[name]]
+            outside = [
+                sum(n * growth.get(k, 1) for k, n in way.items() if k not in cycle)
+                for ways in known[name]
+                for way in ways
+            ]
             growth[name] = max([1.0, *outside]) * math.prod(max(1, count) for count in own)
         return max(growth.values(), default=1)
+
+
+def _least(ways: Alternatives) -> Alternatives:
+    """Leave out ways that copy no more than another does; if too many are left, make one that copies as much as all."""
+    kept: Alternatives = []
+    for way in sorted(ways, key=Counter.total, reverse=True):
+        if not any(way <= other for other in kept):
+            kept.append(way)
+    if len(kept) > MOST_ALTERNATIVES:
+        most: Counter[str] = Counter()
+        for way in kept:
+            most |= way
+        return [most]
+    return kept
 
 
 def _targets(target: Any) -> list[str]:
@@ -233,13 +258,12 @@ def _targets(target: Any) -> list[str]:
     return [name for item in target.items for name in _targets(item)]
 
 
-def _reach(name: str, made_of: dict[str, list[Counter[str]]]) -> set[str]:
+def _reach(name: str, made_of: dict[str, list[Alternatives]]) -> set[str]:
     """Return all values that a value is made of, in any number of steps."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
-        for one in made_of[waiting.pop()]:
-            new = set(one) - found
-            found |= new
-            waiting += new
+        new = {one for ways in made_of[waiting.pop()] for way in ways for one in way} - found
+        found |= new
+        waiting += new
     return found

@@ -24,7 +24,7 @@ from jinja2.utils import Namespace
 from tokenmill.errors import UsageError
 from tokenmill.supervision._counted_nodes import Counting
 
-__all__ = ["LimitedEnvironment", "TemplateLimit"]
+__all__ = ["CALL_NAMES", "STEPS_OF_A_PASS", "LimitedEnvironment", "TemplateLimit"]
 
 MOST_SOURCE = 1 << 18
 """Characters of a template; the longest of a known model has 30,000."""
@@ -37,6 +37,8 @@ MOST_BITS = 1 << 14
 ITEM = 8
 """What an item of a list counts, in characters: a pointer has 8 bytes."""
 UNLIMITED = 1 << 62
+CALL_NAMES = ("_loop_vars", "_block_vars")
+"""What Jinja passes with each call, besides what the template passes."""
 _DIGITS = re.compile(r"\d+")
 _SHALLOW_FILTERS = {"select", "reject", "selectattr", "rejectattr", "map", "list", "batch", "slice", "items", "reverse"}
 _QUICK_FILTERS = {"join", "replace", "string", "trim", "upper", "lower", "safe", "center", "format", "escape", "e"}

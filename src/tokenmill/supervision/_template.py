@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,23 +20,28 @@ from tokenmill.supervision._attributed import (
     AttributedDict,
     AttributedList,
     Event,
+    Guarded,
     Part,
+    Unrecordable,
     attach,
     concat,
     join,
     parts_of,
 )
 from tokenmill.supervision._growth import grows_with_passes
-from tokenmill.supervision._limits import STEPS_OF_A_PASS, LimitedEnvironment
+from tokenmill.supervision._limits import CALL_NAMES, STEPS_OF_A_PASS, LimitedEnvironment
+from tokenmill.supervision._template_json import Options, encode_json
 
-__all__ = ["TAG", "CompiledTemplate", "PassThrough", "TemplateRefused"]
+__all__ = ["TAG", "CompiledTemplate", "TemplateRefused"]
 
 Message = dict[str, Any]
 OBJECTS = (dict, AttributedDict)
 DICT_NAMES = frozenset(dir(AttributedDict()))
+STRING_METHODS = frozenset(["endswith", "lstrip", "replace", "rstrip", "split", "startswith", "strip"])
+"""Methods that a template may have without the sandbox looking at them."""
 PROMPT = "add_generation_prompt"
 _REACHED, _TESTED, _KEPT = "tokenmill_reached", "tokenmill_tested", "tokenmill_kept"
-_CONCAT, _ENDED, TAG = "tokenmill_concat", "tokenmill_ended", "tokenmill_tag"
+_CONCAT, _ENDED, _IN, TAG = "tokenmill_concat", "tokenmill_ended", "tokenmill_in", "tokenmill_tag"
 """Names of functions and filters that are added to templates."""
 
 
@@ -54,8 +58,7 @@ class CompiledTemplate:
         self._constants = constants
         self._numbers: dict[int, int] = {}
         self._date = date
-        self.refuses_json: Callable[[Any], None] | None = None
-        """What a recorder does if a content becomes JSON."""
+        self._records_json: Callable[[Any, Options], Any] | None = None
         self.environment = environment = _environment(date)
         environment.filters |= {"tojson": self._to_json, _REACHED: self._mark_message}
         environment.filters |= {_TESTED: self._test, _KEPT: self._keep}
@@ -65,7 +68,7 @@ class CompiledTemplate:
             self.has_constant_tail, self.asks_after_loop_only = _find_prompt(tree)
             environment.counts_all = not grows_with_passes(tree)
             _report_loops(tree, itertools.count())
-            _replace_concatenations(tree)
+            _replace_operators(tree)
             self._template = environment.from_string(tree)
         except (jinja2.TemplateError, RecursionError) as error:
             raise UsageError(
@@ -81,7 +84,7 @@ class CompiledTemplate:
         try:
             text: Attributed = self._template.render(**{**self._constants, **named})
             return text
-        except (TemplateRefused, PassThrough, UsageError):
+        except (TemplateRefused, Unrecordable, UsageError):
             raise
         except jinja2.UndefinedError as error:
             if "strftime_now" in str(error) and self._date is None:
@@ -93,6 +96,10 @@ class CompiledTemplate:
         except Exception as error:
             # Any error of a template rejects the record that it renders.
             raise _cannot_render(error) from None
+
+    def record(self, to_json: Callable[[Any, Options], Any] | None) -> None:
+        """Let a recorder follow the next renderings, or no more; it decides what a value becomes as JSON."""
+        self._records_json, self.environment.records = to_json, to_json is not None
 
     def _mark_message(self, value: Any, loop: int) -> str:
         """Count a pass of a loop, and say that it has reached a message, if the value is one."""
@@ -111,19 +118,20 @@ class CompiledTemplate:
             self.environment.budget.allow(str.__len__(value))
         return value
 
-    def _to_json(self, value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        """Encode a value as Transformers does: not escaped for HTML, and not sorted."""
-        if self.refuses_json is not None:
-            self.refuses_json(value)
-        text = json.dumps(value, ensure_ascii=ensure_ascii, **options)
+    def _to_json(
+        self, value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
+    ) -> str:
+        """Encode a value, and keep its source."""
+        separators = tuple(separators) if separators is not None else None
+        options = Options(ensure_ascii, indent, separators, sort_keys)
+        recorded = self._records_json(value, options) if self._records_json is not None else None
+        if recorded is not None:
+            return recorded  # type: ignore[no-any-return]
+        text = encode_json(value, options)
         if isinstance(value, (AttributedDict, AttributedList)):
             return attach(text, [Part(0, len(text), value._source)])
         sources = {part.what for part in parts_of(value)} if isinstance(value, str) else set()
         return attach(text, [Part(0, len(text), sources.pop())]) if len(sources) == 1 else text
-
-
-class PassThrough(Exception):
-    """Raised by a value inside a template, for the caller of `render`."""
 
 
 def _cannot_render(error: Exception) -> TemplateRefused:
@@ -148,7 +156,9 @@ def _environment(date: str | None) -> Any:
             return [opening, *body, closing]
 
     class Environment(LimitedEnvironment):
-        cheap_filters = LimitedEnvironment.cheap_filters | {_REACHED, _TESTED, _KEPT}
+        records = False
+        """Whether a recorder follows the rendering."""
+        cheap_filters = LimitedEnvironment.cheap_filters | {_REACHED, _TESTED, _KEPT, _IN}
 
         def getattr(self, obj: Any, attribute: str) -> Any:
             # A third of a rendering is looking up fields of messages, because the sandbox first looks for methods of
@@ -157,7 +167,14 @@ def _environment(date: str | None) -> Any:
                 return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
             if type(obj) in (LoopContext, Namespace) and not attribute.startswith("_"):
                 return getattr(obj, attribute, None) or super().getattr(obj, attribute)
+            if type(obj) in (str, Attributed) and attribute in STRING_METHODS:
+                return getattr(obj, attribute)
             return super().getattr(obj, attribute)
+
+        def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 (as in Jinja)
+            if __self.records and type(getattr(__obj, "__self__", None)) in (str, Attributed, datetime.datetime):
+                _refuse_guarded([args, [value for name, value in kwargs.items() if name not in CALL_NAMES]])
+            return super().call(__context, __obj, *args, **kwargs)
 
     environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
 
@@ -167,7 +184,9 @@ def _environment(date: str | None) -> Any:
         return concat(pieces)
 
     environment.concat = join_output  # type: ignore[method-assign]
-    environment.filters |= {"join": _join, _CONCAT: join}
+    environment.filters |= {"join": _join, _CONCAT: join, _IN: _is_in}
+    for name in ("iterable", "sequence"):
+        environment.tests[name] = _of_values(environment.tests[name])
     environment.globals |= {"raise_exception": _raise, TAG: _mark_tag, _ENDED: _mark_end}
     if date is not None:
         midnight = datetime.datetime.fromisoformat(date)
@@ -219,17 +238,22 @@ def _report_loops(node: Any, numbers: itertools.count[int]) -> None:
         setattr(node, field, reported)
 
 
-def _replace_concatenations(node: Any) -> None:
-    """Replace each `a ~ b` by a filter that keeps sources."""
+def _replace_operators(node: Any) -> None:
+    """Replace each `a ~ b` by a filter that keeps sources, and each `a in b` by one that knows strings with marks."""
     from jinja2 import nodes
 
     def replaced(child: Any) -> Any:
         if not isinstance(child, nodes.Node):
             return child
-        _replace_concatenations(child)
+        _replace_operators(child)
         if isinstance(child, nodes.Concat):
             values = nodes.List(child.nodes, lineno=child.lineno)
             return nodes.Filter(values, _CONCAT, [], [], None, None).set_lineno(child.lineno)
+        if isinstance(child, nodes.Compare) and not isinstance(child.expr, nodes.Const) and len(child.ops) == 1:
+            operator, operand = child.ops[0].op, child.ops[0].expr
+            if operator in ("in", "notin"):
+                found = nodes.Filter(child.expr, _IN, [operand], [], None, None).set_lineno(child.lineno)
+                return found if operator == "in" else nodes.Not(found).set_lineno(child.lineno)
         return child
 
     for field in node.fields:
@@ -293,5 +317,25 @@ def _join(value: Any, d: str = "", attribute: str | None = None) -> str:
     return join(value if attribute is None else [item[attribute] for item in value], d)
 
 
+def _is_in(value: Any, container: Any) -> bool:
+    if isinstance(container, str) and not isinstance(container, Guarded):
+        _refuse_guarded(value)
+    return value in container
+
+
+def _of_values(test: Any) -> Callable[[Any], bool]:
+    """Let a test know the types of records, so that it need not try what recorded values refuse."""
+    return lambda value: isinstance(value, (str, dict, list)) or test(value)
+
+
+def _refuse_guarded(value: Any) -> None:
+    """Refuse to give a string with marks to what would look at its characters."""
+    if isinstance(value, Guarded):
+        raise Unrecordable
+    for one in value.values() if type(value) is dict else value if type(value) in (list, tuple) else ():
+        _refuse_guarded(one)
+
+
 def _raise(message: str) -> Callable[..., Any]:
+    _refuse_guarded(message)
     raise TemplateRefused(f"the chat template refuses it: {message}")

@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 from tokenmill.supervision._attributed import Attributed, Event, Part, Source, parts_of
 from tokenmill.supervision._template import TemplateRefused
 
-__all__ = ["REASONING_FIELDS", "Rendering", "Turn", "TurnFinder"]
+__all__ = ["BLANK", "Rendering", "Turn", "TurnFinder"]
 
 Message = dict[str, Any]
 Span = tuple[int, int]
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 BLANK = "\ue004"
 """Stands for a content."""
 MOST_HEADERS = 1000
@@ -44,11 +43,11 @@ class Turn(NamedTuple):
 class Rendering:
     """A rendered conversation: its text, and where each message is in it."""
 
-    def __init__(self, text: Attributed, own: Iterable[Part] = ()) -> None:
+    def __init__(self, text: Attributed) -> None:
         self.text = str.__str__(text)
         parts = parts_of(text)
         events = [part for part in parts if type(part.what) is Event]
-        self.sources = [*own, *(part for part in parts if type(part.what) is Source)]
+        self.sources = [part for part in parts if type(part.what) is Source]
         self._places = [part.start for part in self.sources]
         self.tags = _pair_tags(events)
         self.segments = _find_segments(events)

@@ -48,11 +48,17 @@ def weigh_tokens(texts: list[str], trained: list[Trained], batch: TokenBatch, al
 def _spans_in_bytes(texts: list[str], trained: list[Trained], bases: list[int]) -> tuple[Places, Places, Weights]:
     spans: list[tuple[int, int, float]] = []
     for text, example, base in zip(texts, trained, bases, strict=True):
-        is_ascii = text.isascii()
+        if text.isascii():
+            spans += [(base + start, base + stop, weight) for start, stop, weight in example.spans]
+            continue
+        # Spans are mostly in order, so each place is counted from the one before.
+        character, byte = 0, base
         for start, stop, weight in example.spans:
-            begin = start if is_ascii else len(text[:start].encode())
-            end = stop if is_ascii else begin + len(text[start:stop].encode())
-            spans.append((base + begin, base + end, weight))
+            if start < character:
+                character, byte = 0, base
+            begin = byte + len(text[character:start].encode())
+            character, byte = stop, begin + len(text[start:stop].encode())
+            spans.append((begin, byte, weight))
     begins, ends, weights = zip(*spans, strict=True) if spans else ((), (), ())
     return np.array(begins, np.int64), np.array(ends, np.int64), np.array(weights, np.float32)
 

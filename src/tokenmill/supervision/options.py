@@ -11,12 +11,14 @@ import msgspec
 
 from tokenmill.errors import UsageError
 
-__all__ = ["DEFAULT_TEMPLATE", "PAIR_TEMPLATE", "Holds", "Supervision", "parse_choices"]
+__all__ = ["DEFAULT_TEMPLATE", "PAIR_TEMPLATE", "REASONING_FIELDS", "Holds", "Supervision", "parse_choices"]
 
 DEFAULT_TEMPLATE = "{prompt}\n{response}"
 PAIR_TEMPLATE = "{prompt}{response}"
 """The default for preference pairs: TRL's preparation puts nothing between a prompt and an answer."""
 
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""The names under which a message may have its reasoning."""
 Holds = Literal["pairs", "prompts"]
 """What the documents of a store are, if they are not texts of their own: two answers to a prompt, or a prompt alone."""
 

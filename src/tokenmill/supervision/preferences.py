@@ -7,7 +7,6 @@ where a token crosses the end of the prompt, or where a template writes the prom
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,7 +16,8 @@ import numpy.typing as npt
 
 from tokenmill.supervision.chat import Message
 from tokenmill.supervision.masks import Weights, assemble
-from tokenmill.supervision.renderer import Renderer, _strings, clean_messages
+from tokenmill.supervision.record_messages import clean_messages, collect_strings, read_tools
+from tokenmill.supervision.renderer import Renderer
 from tokenmill.text_batch import IntArray, Refusal, Reject, TextBatch, TokenBatch, Trained
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "AssembledPairs",
     "PairRenderer",
     "assemble_pairs",
-    "read_tools",
     "reject_empty_pairs",
 ]
 
@@ -134,12 +133,15 @@ class PairRenderer(Renderer):
             return NO_TEMPLATE
         if not chosen or not rejected:
             return _NO_ANSWER
+        known = read_tools(tools)
+        if isinstance(known, Refusal):
+            return known
         sides = [clean_messages(messages) for messages in (chosen, rejected)]
         opening = clean_messages(prompt) if prompt is not None else []
         for messages in (opening, *sides):
             if isinstance(messages, Refusal):
                 return messages
-            if refusal := self._refuse_strings(_strings(messages, but="role")):
+            if refusal := self._refuse_strings(collect_strings([messages, known])):
                 return refusal
         better, worse = sides
         assert isinstance(better, list)
@@ -154,25 +156,12 @@ class PairRenderer(Renderer):
             return _REPEATED
         if not opening or {better[0]["role"], worse[0]["role"]} & ASKING:
             return _DIFFERENT
-        known = read_tools(tools)
-        if isinstance(known, Refusal):
-            return known
         texts = [
             self._chat.render_text(messages, known, prompt=is_alone)
             for messages, is_alone in ((opening, True), (opening + better, False), (opening + worse, False))
         ]
         bad = next((text for text in texts if isinstance(text, Refusal)), None)
         return bad or (texts[0], texts[1], texts[2], self._options.ends_messages)  # type: ignore[return-value]
-
-
-def read_tools(tools: Any) -> Any:
-    """Return the tools of a record, which data sets may hold as the text of JSON; None if there are none."""
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools)
-        except ValueError:
-            return Refusal("bad-tools", "field 'tools' is text that is not JSON; expected a list of tools")
-    return tools or None
 
 
 def _answer_at(pieces: list[str]) -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenmill.supervision.preferences import NO_TEMPLATE, read_tools
-from tokenmill.supervision.renderer import Example, Renderer, _strings, clean_messages
+from tokenmill.supervision.preferences import NO_TEMPLATE
+from tokenmill.supervision.record_messages import clean_messages, collect_strings, read_tools
+from tokenmill.supervision.renderer import Example, Renderer
 from tokenmill.text_batch import Refusal, Trained
 
 __all__ = ["PromptRenderer"]
@@ -40,15 +41,16 @@ class PromptRenderer(Renderer):
     def _render_conversation(self, messages: Any, tools: Any) -> str | Refusal:
         if self._chat is None:
             return NO_TEMPLATE
-        cleaned = clean_messages(messages)
+        cleaned, known = clean_messages(messages), read_tools(tools)
         if isinstance(cleaned, Refusal):
             return cleaned
-        if refusal := self._refuse_strings(_strings(cleaned, but="role")):
+        if isinstance(known, Refusal):
+            return known
+        if refusal := self._refuse_strings(collect_strings([cleaned, known])):
             return refusal
         if cleaned[-1]["role"] == "assistant":
             detail = (
                 "the last message is the assistant's answer; store prompts only, or train on it with --messages-key"
             )
             return Refusal("has-answer", detail)
-        known = read_tools(tools)
-        return known if isinstance(known, Refusal) else self._chat.render_text(cleaned, known, prompt=True)
+        return self._chat.render_text(cleaned, known, prompt=True)

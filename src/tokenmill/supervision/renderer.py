@@ -14,8 +14,9 @@ import numpy as np
 
 from tokenmill.engines.tokenizer import Tokenizer
 from tokenmill.errors import UsageError
-from tokenmill.supervision.chat import MARKS, ChatTemplate, read_plain
+from tokenmill.supervision.chat import MARKS, ChatTemplate
 from tokenmill.supervision.options import Supervision
+from tokenmill.supervision.record_messages import clean_messages, collect_strings, read_tools
 from tokenmill.text_batch import Refusal, Reject, TextBatch, Trained, shorten
 
 __all__ = ["Renderer", "has_specials"]
@@ -48,6 +49,10 @@ class Renderer:
         self.num_characters = self.num_trained = self.num_untrained = 0
         self.num_turns = self.num_stops = 0
         """The trained turns, and how many of them end with something that stops the model."""
+        self.num_records = self.num_dropped = 0
+        """The records, and those of which the chat template refuses or leaves out something."""
+        self.dropped: str | None = None
+        """What the template does with the first of them."""
         self.example: Example | None = None
         """The first example that was rendered."""
         self._chat: ChatTemplate | None = None
@@ -61,9 +66,14 @@ class Renderer:
             return batch
         examples = [self._render(record) for record in batch.records]
         good = np.array([not isinstance(example, Refusal) for example in examples], bool)
+        self.num_records += len(examples)
         lines = batch.lines if batch.lines is not None else np.full(len(examples), -1)
         for number in np.flatnonzero(~good).tolist():
-            batch.rejects.append(Reject(int(batch.positions[number]), int(lines[number]), *examples[number]))
+            refusal = examples[number]
+            batch.rejects.append(Reject(int(batch.positions[number]), int(lines[number]), *refusal))
+            if refusal[0] == "chat-template":
+                self.num_dropped += 1
+                self.dropped = self.dropped or str(refusal[1])
         batch.texts = [example[0] for example in examples]
         batch.trained = [example[1] for example in examples]  # type: ignore[misc]
         batch.records = batch.lines = None
@@ -121,15 +131,17 @@ class Renderer:
         weights = _take_weights(messages, key.rpartition(".")[2]) if key else None
         if isinstance(weights, Refusal):
             return weights
-        plain = read_plain(messages) if type(messages) is list and messages else None
-        cleaned = messages if plain else clean_messages(messages)
+        cleaned, tools = clean_messages(messages), read_tools(tools)
         if isinstance(cleaned, Refusal):
             return cleaned
-        if refusal := self._refuse_strings(plain[1] if plain else _strings(cleaned, but="role")):
+        if isinstance(tools, Refusal):
+            return tools
+        read = self._chat.read(cleaned, tools)
+        if refusal := self._refuse_strings(read.strings if read else collect_strings([cleaned, tools])):
             return refusal
         if self._options.mask_reasoning and (refusal := _refuse_inline_reasoning(cleaned)):
             return refusal
-        rendered = self._chat.apply(cleaned, tools or None)
+        rendered = self._chat.apply(cleaned, tools, read)
         if isinstance(rendered, Refusal):
             return rendered
         text, turns = rendered
@@ -161,51 +173,10 @@ def split_template(template: str) -> list[str]:
     return pieces
 
 
-def clean_messages(messages: Any) -> list[dict[str, Any]] | Refusal:
-    """Return messages as templates expect them, without the nulls that Parquet has for missing fields."""
-    if not isinstance(messages, list) or not messages:
-        what = "an empty list" if messages == [] else f"{type(messages).__name__}, not a list"
-        return Refusal("bad-messages", f"the messages are {what}; expected objects with role and content")
-    cleaned = []
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or type(message.get("role")) is not str:
-            keys = ", ".join(map(repr, message)) if isinstance(message, dict) else type(message).__name__
-            return Refusal("bad-messages", shorten(f"message {number} has no role; it has {keys}"))
-        if None in message.values():
-            message = {key: value for key, value in message.items() if value is not None}
-        if isinstance(message.get("content"), list):
-            parts = [_drop_nulls(part) for part in message["content"]]
-            kinds = [part.get("type", "text") if isinstance(part, dict) else "text" for part in parts]
-            if other := next((kind for kind in kinds if kind != "text"), None):
-                return Refusal(
-                    "not-text", shorten(f"message {number} has a part of type {other!r}; only text is stored")
-                )
-            message = {**message, "content": parts}
-        cleaned.append(message if "content" in message else {**message, "content": ""})
-    return cleaned
-
-
-def _drop_nulls(value: Any) -> Any:
-    return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, dict) else value
-
-
-def _strings(values: Iterable[Any], but: str = "") -> list[str]:
-    """Collect all strings in values, except the keys of objects and the field `but` of these values."""
-    found: list[str] = []
-    for value in values:
-        if type(value) is str:
-            found.append(value)
-        elif isinstance(value, dict):
-            found += _strings(inner for key, inner in value.items() if key != but)
-        elif isinstance(value, list):
-            found += _strings(value)
-    return found
-
-
 def _refuse_inline_reasoning(messages: list[dict[str, Any]]) -> Refusal | None:
     """Refuse a content with reasoning in it, which --mask-reasoning could not tell from the answer."""
     for number, message in enumerate(messages, 1):
-        if any("</think>" in string for string in _strings([message.get("content")])):
+        if any("</think>" in string for string in collect_strings([message.get("content")])):
             detail = (
                 f"message {number} has </think> in its content; --mask-reasoning needs reasoning in a field of its own"
             )

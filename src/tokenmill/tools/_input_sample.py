@@ -10,7 +10,8 @@ import numpy as np
 from tokenmill.display import Display
 from tokenmill.errors import DataError
 from tokenmill.inputs import expand_inputs, text_key_of
-from tokenmill.pipeline.input_file import InputFile, Span, inspect_inputs, read_span
+from tokenmill.pipeline.input_file import InputFile, Span, read_span
+from tokenmill.pipeline.inspection import inspect_inputs
 from tokenmill.readers.base import ReadOptions
 
 __all__ = ["InputSample", "open_inputs"]
@@ -25,7 +26,7 @@ def open_inputs(
     """Find the files that the user means, and how to read them."""
     found = expand_inputs(inputs, display)
     options = ReadOptions(text_key=text_key_of(found, text_key, display))
-    return inspect_inputs(found, format, options), options
+    return inspect_inputs(found, format, options, display), options
 
 
 class InputSample:

@@ -21,7 +21,7 @@ from rich.text import Text
 from tokenmill.display import Silence
 from tokenmill.display.tables import make_facts
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.formatting import format_bytes
+from tokenmill.formatting import format_bytes, plural
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import run
 from tokenmill.store.store import TokenStore
@@ -101,7 +101,9 @@ def _collect(folder: Path, console: Console) -> list[str]:
     lines = b"".join(encode({"text": text, "module": name}) + b"\n" for name, text in docstrings)
     packed.write_bytes(zstandard.ZstdCompressor().compress(lines))
     for path, count in ((plain, len(sources)), (packed, len(docstrings))):
-        console.print(f"  {path.name}: {count:,} documents, {format_bytes(path.stat().st_size)}", highlight=False)
+        console.print(
+            f"  {path.name}: {plural(count, 'document')}, {format_bytes(path.stat().st_size)}", highlight=False
+        )
     return [str(plain), str(packed)]
 
 
@@ -141,8 +143,8 @@ def _train(inputs: list[str], folder: Path, console: Console) -> None:
     started = time.perf_counter()
     trained = train_tokenizer(inputs, folder, vocab_size=VOCAB_SIZE, limit_bytes=TRAINING_BYTES, overwrite=True)
     seconds = time.perf_counter() - started
-    read = f"{trained.num_documents:,} documents, {format_bytes(trained.num_bytes)}"
-    console.print(f"  {trained.vocab_size:,} tokens from {read}, in {seconds:.1f} s", highlight=False)
+    read = f"{plural(trained.num_documents, 'document')}, {format_bytes(trained.num_bytes)}"
+    console.print(f"  {plural(trained.vocab_size, 'token')} from {read}, in {seconds:.1f} s", highlight=False)
 
 
 def _tokenize(inputs: list[str], home: Path, console: Console) -> tuple[TokenStore, dict[str, str]]:
@@ -157,7 +159,7 @@ def _tokenize(inputs: list[str], home: Path, console: Console) -> tuple[TokenSto
     moment = outcome.observer.snapshot
     manifest = outcome.manifest
     assert manifest is not None
-    counted = f"{manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens"
+    counted = f"{plural(manifest.num_documents, 'document')}, {plural(manifest.num_tokens, 'token')}"
     console.print(f"  {counted}, in {seconds:.1f} s with start-up", highlight=False)
     speed = f"{moment.num_text_bytes / seconds / 1e6:.1f} MB/s with start-up, which is most of it at this size"
     memory = f"{format_bytes(outcome.observer.peak_memory_bytes)} at most, all processes together"
@@ -173,7 +175,7 @@ def _verify(store: TokenStore, inputs: list[str], console: Console) -> Verificat
     if result.problems:
         raise TokenmillError("the demo's store did not verify, which is a fault of tokenmill; please report it")
     read = f"{result.num_files} files, {format_bytes(result.num_bytes)}: no problem"
-    compared = f"{result.num_compared:,} documents encoded again by {result.reference}: equal"
+    compared = f"{plural(result.num_compared, 'document')} encoded again by {result.reference}: equal"
     console.print(f"  {read}\n  {compared}, in {seconds:.1f} s", highlight=False)
     return result
 

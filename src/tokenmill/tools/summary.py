@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from shlex import quote
 
-from tokenmill.formatting import format_bytes, format_facts, format_seconds, plural
+from tokenmill.formatting import format_bytes, format_count, format_facts, format_seconds, plural
 from tokenmill.pipeline.journal.mirror import JOURNAL
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import Outcome
@@ -36,8 +36,9 @@ def print_summary(outcome: Outcome, request: Request) -> None:
 
 def print_finished(store: str | Path, manifest: Manifest, how: str = "finished") -> None:
     """Print what a finished store holds."""
-    records = f"{manifest.num_records:,} {manifest.records_name}"
-    totals = f"{records}, {manifest.num_tokens:,} tokens, {manifest.num_rejects:,} rejects"
+    totals = (
+        f"{manifest.shown_records}, {plural(manifest.num_tokens, 'token')}, {plural(manifest.num_rejects, 'reject')}"
+    )
     print(f"{store} is {how}: {totals}.")
     if manifest.num_rejects:
         print(
@@ -65,27 +66,30 @@ def _first_document(manifest: Manifest) -> str:
 def _rows(outcome: Outcome, manifest: Manifest) -> list[tuple[str, str]]:
     observer = outcome.observer
     assert observer is not None
-    counts = f"{manifest.num_documents_in:,} in = {manifest.num_records:,} out + {manifest.num_rejects:,} rejects"
+    counts = (
+        f"{manifest.num_documents_in:,} in = {manifest.num_records:,} out + {plural(manifest.num_rejects, 'reject')}"
+    )
     rows = [(manifest.records_name, counts)]
     rows += [(f"  {reason}", f"{count:,}") for reason, count in manifest.rejects.items()]
     for name, split in manifest.splits.items():
         where = f"{plural(split.num_documents, 'document')}, {plural(len(split.shards), 'shard')}"
         if manifest.has_pairs:
             where = f"{plural(split.num_documents // 2, 'pair')} of documents, {plural(len(split.shards), 'shard')}"
-        rows.append((name, f"{split.num_tokens:,} tokens in {where}"))
+        rows.append((name, f"{plural(split.num_tokens, 'token')} in {where}"))
     rows.append(("on disk", f"{format_bytes(shard_bytes(manifest.splits.values()))} ({manifest.dtype})"))
     if manifest.engine.num_rerouted:
-        rows.append(("reference", f"{manifest.engine.num_rerouted:,} documents with disputed code points"))
+        rows.append(("reference", f"{plural(manifest.engine.num_rerouted, 'document')} with disputed code points"))
     if manifest.special_tokens.num_parsed:
         rows.append(("parsed", f"{manifest.special_tokens.num_parsed:,} special tokens from strings in texts"))
     if outcome.num_unchecked:
         rows.append(("unchecked", f"{plural(outcome.num_unchecked, 'compressed input')} without a checksum"))
     moment = observer.snapshot
     if moment is not None and moment.num_text_bytes:
-        speed = f"{moment.text_per_second / 1e6:.0f} MB/s, {moment.tokens_per_second / 1e6:.1f}M tokens/s"
+        speed = f"{format_bytes(moment.text_per_second)}/s, {format_count(moment.tokens_per_second)} tokens/s"
+        startup = f"after {moment.startup_seconds:.1f} s of start-up"
         # The totals above are those of all ranks; these are of one.
         whose = "" if outcome.share.is_whole else f", {outcome.share} alone"
-        rows.append(("time", f"{format_seconds(moment.seconds)} ({speed}){whose}"))
+        rows.append(("time", f"{format_seconds(moment.seconds)} ({speed} {startup}){whose}"))
         memory = f"{format_bytes(observer.peak_memory_bytes)} at most, of {format_bytes(moment.memory_limit)}"
         rows.append(("memory", f"{memory}{whose}"))
     return rows

@@ -17,10 +17,10 @@ from tokenmill.arguments import MOST_ROWS, positive, whole_number
 from tokenmill.dataset.rows import Rows, as_rows
 from tokenmill.display.tables import make_table
 from tokenmill.errors import UsageError
-from tokenmill.filling.fill import Chunk
 from tokenmill.formatting import plural, show_safely
 from tokenmill.loaders.base import count_rows
 from tokenmill.store.sources import read_sources
+from tokenmill.tools._document_parts import document_parts
 from tokenmill.tools.inspect.document_view import describe_origin, kept_fields
 
 __all__ = ["Sighting", "StepTrace", "render_sightings", "render_step", "trace_document", "trace_step"]
@@ -37,6 +37,8 @@ class TracedDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     source: str
     document: int
     start: int
+    offset: int
+    """The first of its tokens that the row holds."""
     num_tokens: int
     input: str | None = None
     position: int | None = None
@@ -67,6 +69,9 @@ class Sighting(msgspec.Struct, frozen=True):
     """The row of the rank's batch."""
     epoch: int
     start: int
+    """In the row."""
+    offset: int
+    """In the document."""
     num_tokens: int
 
 
@@ -79,19 +84,18 @@ def trace_step(
     last = (MOST_ROWS if rows.limit is None else rows.limit - 1) // size
     if not 0 <= step <= last:
         raise UsageError(f"step {step} does not exist; expected 0 to {last}")
-    block = Chunk(rows, step * size + np.arange(size), limit=rows.limit)
     documents: list[list[TracedDocument]] = [[] for _ in range(size)]
     for choice in rows.resolve(step * size + np.arange(min(size, (rows.limit or MOST_ROWS) - step * size))):
         places = (np.arange(size) if choice.at is None else choice.at).tolist()
-        found = [(place, *segment) for place in places for segment in block.cover.documents_of(place)]
+        parts = document_parts(choice.rows, choice.numbers)
+        found = [(place, part) for place, some in zip(places, parts, strict=False) for part in some]
         # The origins of all documents of a packing are looked up at once.
         source = choice.rows.documents
-        origins = read_sources(source, [document for _, document, _, _ in found])
-        for (place, document, start, length), origin in zip(found, origins, strict=True):
+        origins = read_sources(source, [part.document for _, part in found])
+        for (place, part), origin in zip(found, origins, strict=True):
             file = inputs[origin["input"]] if inputs is not None and "input" in origin else None
             kept = kept_fields(origin)
-            traced = TracedDocument(source.name, document, start, length, file, origin.get("position"), kept)
-            documents[place].append(traced)
+            documents[place].append(TracedDocument(source.name, *part, file, origin.get("position"), kept))
     return StepTrace(
         step, [TracedRow(step * size + place, place // batch_size, some) for place, some in enumerate(documents)]
     )
@@ -125,12 +129,12 @@ def trace_document(
     stop = count_rows(rows, epochs) or 0
     found = []
     for row in packing.rows_of(document):
-        block = Chunk(packing, np.array([row]))
-        parts = [(start, length) for number, start, length in block.cover.documents_of(0) if number == document]
+        (all_parts,) = document_parts(packing, np.array([row]))
+        parts = [part for part in all_parts if part.document == document]
         for index in rows.where(packing, row, stop):
             step, place = divmod(index, size)
             rank, place = divmod(place, batch_size)
-            found += [Sighting(step, rank, place, index // rows.num_rows, start, length) for start, length in parts]
+            found += [Sighting(step, rank, place, index // rows.num_rows, *part[1:]) for part in parts]
     return sorted(found, key=lambda sighting: (sighting.step, sighting.rank, sighting.place, sighting.start))
 
 
@@ -139,14 +143,15 @@ def render_step(trace: StepTrace) -> RenderableType:
     lines = [(row, document) for row in trace.rows for document in row.documents]
     cells = []
     for row, document in lines[:MOST_LINES]:
-        counts = (row.rank, row.row, document.document, document.num_tokens)
+        counts = (row.rank, row.row, document.start, document.document, document.offset, document.num_tokens)
         origin = describe_origin(document.input or document.source, document.position)
         keys = "".join(f", {show_safely(k)} {show_safely(v)}" for k, v in document.keys.items() if v is not None)
         cells.append([*(f"{count:,}" for count in counts), origin + keys])
     num_tokens = sum(document.num_tokens for _, document in lines)
     sizes = (plural(len(trace.rows), "row"), plural(len(lines), "document"), plural(num_tokens, "token"))
     title = Text(f"step {trace.step:,}: {', '.join(sizes)}\n", style="bold")
-    table = make_table(("rank", "row", "document", "tokens", "from"), cells, left=("from",))
+    heads = ("rank", "row", "row token", "document", "document token", "tokens", "from")
+    table = make_table(heads, cells, left=("from",))
     if len(lines) <= MOST_LINES:
         return Group(title, table)
     more = f"\n... {plural(len(lines) - MOST_LINES, 'more document')}; --json prints all"
@@ -159,6 +164,6 @@ def render_sightings(document: int, sightings: list[Sighting], epochs: float) ->
     title = Text(f"document {document:,}: in {steps} of {epochs:g} epoch{'s' if epochs != 1 else ''}\n", style="bold")
     if not sightings:
         return Group(title, Text("no row has it: it is empty, left over at the end, or too long and dropped"))
-    figures = [(s.epoch, s.step, s.rank, s.place, s.start, s.num_tokens) for s in sightings[:MOST_LINES]]
-    heads = ("epoch", "step", "rank", "row of batch", "from token", "tokens")
+    figures = [(s.epoch, s.step, s.rank, s.place, s.start, s.offset, s.num_tokens) for s in sightings[:MOST_LINES]]
+    heads = ("epoch", "step", "rank", "row of batch", "row token", "document token", "tokens")
     return Group(title, make_table(heads, [[f"{value:,}" for value in line] for line in figures]))

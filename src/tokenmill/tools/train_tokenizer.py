@@ -17,6 +17,7 @@ from typing import Any
 
 from tokenmill.arguments import local_path
 from tokenmill.display import Display, Silence
+from tokenmill.engines.huggingface import has_old_interface
 from tokenmill.errors import UsageError
 from tokenmill.files import write_durably
 from tokenmill.formatting import format_bytes, plural
@@ -70,9 +71,9 @@ def train_tokenizer(
     _write(out, trained, special_tokens[0])
     size = int(trained.get_vocab_size())
     if sample.num_rejects:
-        display.say(f"{sample.num_rejects:,} records could not be read and were skipped", style="yellow")
+        display.say(f"{plural(sample.num_rejects, 'record')} could not be read and were skipped", style="yellow")
     if size < vocab_size:
-        display.say(f"the text gives only {size:,} tokens, not {vocab_size:,}; use more text", style="yellow")
+        display.say(f"the text gives only {plural(size, 'token')}, not {vocab_size:,}; use more text", style="yellow")
     return TrainedTokenizer(out, size, sample.num_documents, sample.num_bytes, sample.num_rejects)
 
 
@@ -100,6 +101,11 @@ def _check(out: Path, vocab_size: int, special_tokens: Sequence[str], limit_byte
 
 def _train(sample: InputSample, vocab_size: int, special_tokens: Sequence[str]) -> Any:
     import tokenizers
+
+    if not has_old_interface():
+        raise UsageError(
+            f"tokenizers {tokenizers.__version__} cannot train tokenizers; install 'tokenizers<1' for train-tokenizer"
+        )
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
     texts = sample.texts()

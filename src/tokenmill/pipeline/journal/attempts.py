@@ -21,8 +21,8 @@ import psutil
 from tokenmill.display import Display, Machine, Snapshot, WorkerMoment
 from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.files import write_durably
-from tokenmill.machine import describe_machine, tree_memory
-from tokenmill.pipeline.counts import STAGES, Counts
+from tokenmill.machine import describe_machine, own_command, tree_memory
+from tokenmill.pipeline.counts import STAGES, Counts, Pace
 from tokenmill.pipeline.input_file import InputFile
 from tokenmill.pipeline.journal.journal import Journal
 from tokenmill.pipeline.plan.budget import Budget
@@ -38,6 +38,7 @@ PUSH_SECONDS = 10.0
 """The interval of uploads to a bucket, where each request costs money."""
 MOST_MOMENTS = 400
 FIRST_MOMENT_SECONDS = 0.5
+ROOM_BYTES = 1 << 16
 
 
 class Moment(msgspec.Struct, frozen=True, array_like=True):
@@ -70,6 +71,8 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     world_size: int = 1
     """Rank 0 of 1 if the run was not divided among ranks."""
+    command: str = ""
+    """What was typed, if it was a command; for `status`, which tells how to resume."""
 
     @property
     def cause(self) -> str | None:
@@ -95,14 +98,16 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Observer:
     """Turns counts into snapshots for the display and for `progress.json`."""
 
-    def __init__(self, journal: Journal, display: Display, budget: Budget) -> None:
+    def __init__(self, journal: Journal, display: Display, budget: Budget, seconds_before: float = 0.0) -> None:
+        """Begin an attempt; `seconds_before` is how long its preparation took."""
         self._journal = journal
         self._path = journal.folder / f"{'-'.join(filter(None, ('progress', journal.share.name)))}.json"
         self._pushed = time.monotonic()
         self._display = display
         self._budget = budget
-        self._started = time.time()
-        self._clock: float | None = None
+        self._started = time.time() - seconds_before
+        self._clock = time.monotonic() - seconds_before
+        self._pace = Pace()
         self._written = 0.0
         self.peak_memory_bytes = 0
         """The peak memory of the process tree, as sampled."""
@@ -117,6 +122,11 @@ class Observer:
         self._moment_seconds = FIRST_MOMENT_SECONDS
         # An attempt that was killed could not record its end.
         self._attempts = _mark_ended(_read_progress(self._path))
+        self._command = own_command()
+        # Space for the last words of a run that fills the disk.
+        self._room = self._path.with_suffix(".room")
+        with suppress(OSError):
+            self._room.write_bytes(os.urandom(ROOM_BYTES))
         self._stop = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
         self._sampler.start()
@@ -141,11 +151,11 @@ class Observer:
             self._write_attempts(completed=None)
 
     def _take_snapshot(self, counts: Counts) -> Snapshot:
-        if self._clock is None:
-            # Tasks may have started before the first call, while the parity gate was running.
-            self._clock = counts.started if counts.started is not None else time.monotonic()
         self._counts = counts
         work, slowest, now = counts.work, counts.slowest, time.monotonic()
+        rates = self._pace.measure(counts, now)
+        # Tasks may have started before the first call, while the parity gate was running.
+        work_started = counts.work_started if counts.work_started is not None else now
         workers = []
         for name, worker in sorted(counts.workers.items()):
             seconds = now - worker.task_started if worker.task else 0.0
@@ -172,6 +182,7 @@ class Observer:
         self.peak_memory_bytes = max(self.peak_memory_bytes, memory)
         self.snapshot = Snapshot(
             seconds=now - self._clock,
+            startup_seconds=max(0.0, work_started - self._clock),
             total_bytes=counts.total_bytes,
             done_bytes=counts.done_bytes,
             resumed_bytes=counts.resumed_bytes,
@@ -184,6 +195,9 @@ class Observer:
             memory_bytes=memory,
             memory_limit=self._budget.memory_bytes,
             bottleneck=max(STAGES, key=lambda name: float(getattr(work, name))),
+            input_rate=rates.input,
+            text_rate=rates.text,
+            token_rate=rates.tokens,
             machine=machine,
         )
         return self.snapshot
@@ -252,11 +266,14 @@ class Observer:
             heard=time.time(),
             rank=self._journal.share.rank,
             world_size=self._journal.share.world_size,
+            command=self._command,
         )
         return [attempt]
 
     def _write_attempts(self, *, completed: bool | None) -> None:
         """Write `progress.json` if possible; a full disk must not hide the original error."""
+        if completed is not None:
+            self._room.unlink(missing_ok=True)
         with suppress(OSError):
             temporary = self._path.with_suffix(".json.tmp")
             temporary.write_bytes(msgspec.json.encode([*self._attempts, *self._current_attempt(completed=completed)]))

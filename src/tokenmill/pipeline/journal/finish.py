@@ -19,14 +19,17 @@ from pathlib import Path
 import msgspec
 
 from tokenmill.arguments import is_remote
-from tokenmill.engines import Tokenizer
+from tokenmill.engines import Tokenizer, open_tokenizer
 from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.files import sync_directory, write_durably
+from tokenmill.formatting import plural
 from tokenmill.pipeline.input_file import InputFile, check_unchanged
 from tokenmill.pipeline.journal.attempts import read_attempts, write_run_file
 from tokenmill.pipeline.journal.journal import GateRecord, Journal, SavedPlan, StoredReject, TaskRecord
 from tokenmill.pipeline.journal.locks import Holder, find_directory, find_holders, sweep_locks, taking_turns
 from tokenmill.pipeline.journal.mirror import pulled
+from tokenmill.pipeline.journal.samples import compare_rest, start_parity_check
+from tokenmill.pipeline.parity import ParityCheck
 from tokenmill.pipeline.plan.ranks import Share, join_ranks, membership, ownership
 from tokenmill.pipeline.plan.tasks import Plan
 from tokenmill.pipeline.text_field import field_is_missing, missing_field
@@ -96,7 +99,7 @@ class Completion:
         num_tasks = len(self.done) + len(self.missing)
         if not num_tasks and self.unread:
             return "no task"
-        return f"{len(self.done):,} of {'at least ' if self.unread else ''}{num_tasks:,} tasks"
+        return f"{len(self.done):,} of {'at least ' if self.unread else ''}{plural(num_tasks, 'task')}"
 
 
 def list_missing(files: Collection[str], plan: Plan) -> Completion | None:
@@ -167,7 +170,7 @@ def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Man
         engine=EngineInfo(
             name=gate.engine,
             version=gate.version,
-            parity=gate.parity,
+            parity=_add_tasks(gate.parity, records),
             num_rerouted=sum(record.num_rerouted for record in records),
         ),
         special_tokens=SpecialTokensInfo(
@@ -199,6 +202,15 @@ def finish(journal: Journal, saved: SavedPlan, records: list[TaskRecord]) -> Man
     journal.remove()
     sweep_locks(store)
     return msgspec.json.decode(data, type=Manifest)
+
+
+def _add_tasks(parity: ParityInfo | None, records: list[TaskRecord]) -> ParityInfo | None:
+    """Add the documents that were compared while the tasks ran."""
+    if parity is None:
+        return None
+    num_documents = sum(record.num_compared for record in records)
+    num_bytes = sum(record.compared_bytes for record in records)
+    return msgspec.structs.replace(parity, num_later_documents=num_documents, num_later_bytes=num_bytes)
 
 
 def _check_kept(
@@ -264,8 +276,16 @@ def _finish_run(journal: Journal) -> Manifest:
         if not completion.is_complete or any(holder.share.is_whole for holder in holders):
             raise _describe_missing(journal, saved.plan, completion, holders)
         check_unchanged(file for file in saved.plan.inputs if input_path(file.path).exists())
+        compare_rest(journal, completion.records, saved.plan.inputs, lambda: _start_parity_check(journal, saved))
         write_run_file(store, read_attempts(store), saved.plan.inputs)
         return finish(journal, saved, completion.records)
+
+
+def _start_parity_check(journal: Journal, saved: SavedPlan) -> ParityCheck:
+    if journal.mirror is not None:
+        journal.mirror.pull_tokenizer(journal.store)
+    tokenizer = open_tokenizer(journal.store / "tokenizer", name="tokenizer")
+    return start_parity_check(tokenizer, saved.settings["special-tokens"])
 
 
 def _describe_missing(journal: Journal, plan: Plan, completion: Completion, holders: list[Holder]) -> Incomplete:
@@ -372,7 +392,7 @@ def _render_reject(reject: StoredReject, file: InputFile, lines_before: int) -> 
 
 def package_version(engine: str) -> str:
     """Look up the installed version of the library that an engine uses."""
-    package = {"huggingface": "tokenizers", "bytes": "tokenmill"}.get(engine, engine)
+    package = {"huggingface": "tokenizers", "bytes": "tokenmill", "wordcache": "tokenmill"}.get(engine, engine)
     try:
         return version(package)
     except PackageNotFoundError:

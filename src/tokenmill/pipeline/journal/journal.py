@@ -25,13 +25,14 @@ from tokenmill.files import create_durably, sync_directory, write_durably
 from tokenmill.pipeline.input_file import InputFile
 from tokenmill.pipeline.journal.locks import lock_if_possible, sweep_locks
 from tokenmill.pipeline.journal.mirror import Mirror, file_sizes
+from tokenmill.pipeline.parity import SampledText
 from tokenmill.pipeline.plan.ranks import WHOLE, Share
 from tokenmill.pipeline.plan.tasks import Plan
 from tokenmill.regular_files import UnfitFile, read_regular
 from tokenmill.store.manifest import ParityInfo, ShardInfo, TokenizerInfo
 from tokenmill.text_batch import Reject
 
-__all__ = ["GateRecord", "Journal", "SavedPlan", "StoredReject", "TaskRecord"]
+__all__ = ["GateRecord", "Journal", "SavedPlan", "StoredReject", "TaskEntry", "TaskRecord"]
 
 
 class StoredReject(Reject, frozen=True, kw_only=True, omit_defaults=True):
@@ -60,10 +61,19 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Whether lines of its rejects count from the start of its span; lines of earlier tasks must be added."""
     num_rerouted: int
     num_parsed: int
+    num_compared: int = 0
+    """How many of its documents are compared with the reference."""
+    compared_bytes: int = 0
 
     def modified(self, inputs: Sequence[InputFile]) -> set[int]:
         """Return which of its inputs were modified since."""
         return {number for number, then in zip(self.inputs, self.stamps, strict=True) if inputs[number].stamp != then}
+
+
+class TaskEntry(TaskRecord, frozen=True, kw_only=True):
+    """The record of a task as the journal keeps it: with the texts to compare, which few readers need."""
+
+    sample: list[SampledText] = []
 
 
 class SavedPlan(msgspec.Struct, frozen=True):
@@ -71,6 +81,8 @@ class SavedPlan(msgspec.Struct, frozen=True):
 
     settings: dict[str, Any]
     plan: Plan
+    tokenizer: str = "another tokenizer"
+    """Its name, for messages."""
 
 
 class GateRecord(msgspec.Struct, frozen=True):
@@ -171,7 +183,7 @@ class Journal:
         """Read the result of the gate, if it has run."""
         return _read(self.folder / "gate.json", GateRecord)
 
-    def commit(self, record: TaskRecord) -> None:
+    def commit(self, record: TaskEntry) -> None:
         """Write the entry of a task whose shards are durable."""
         data = msgspec.json.encode(record)
         if self.mirror is not None:
@@ -194,7 +206,7 @@ class Journal:
         for name in shards:
             (self.store / name).unlink()
 
-    def receive(self, record: TaskRecord) -> None:
+    def receive(self, record: TaskEntry) -> None:
         """Store an entry that another machine made; a shared directory already has it."""
         if self.mirror is not None:
             (self.folder / f"{record.name}.json").write_bytes(msgspec.json.encode(record))
@@ -229,6 +241,11 @@ class Journal:
             )
         )
         return record if is_own else None
+
+    def sample(self, name: str) -> list[SampledText]:
+        """Read the texts that a finished task sends to be compared."""
+        entry = _read(self.folder / f"{name}.json", TaskEntry)
+        return entry.sample if entry is not None else []
 
     def published(self, name: str) -> TaskRecord | None:
         """Read the current entry of a task, from the bucket if the store is in one."""

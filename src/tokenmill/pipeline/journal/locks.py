@@ -39,6 +39,7 @@ __all__ = [
     "StoreInUseError",
     "check_claim",
     "claim",
+    "count_other_ranks_here",
     "find_directory",
     "find_holders",
     "is_lock",
@@ -189,6 +190,12 @@ def find_holders(store: Path, wanted: Callable[[Share], bool] = lambda _: True, 
             if lock_if_possible(file, mode | fcntl.LOCK_NB) is False:
                 holders.append(_read_holder(file, share))
     return holders
+
+
+def count_other_ranks_here(store: Path, share: Share) -> int:
+    """Count the other ranks of the run that work on this machine now."""
+    here = socket.gethostname()
+    return sum(holder.host == here for holder in find_holders(store, lambda other: other != share))
 
 
 def is_lock(name: str) -> bool:

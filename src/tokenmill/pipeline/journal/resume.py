@@ -17,6 +17,7 @@ import msgspec
 
 from tokenmill.errors import StoreError
 from tokenmill.files import sync_directory
+from tokenmill.formatting import plural
 from tokenmill.pipeline.counts import Counts
 from tokenmill.pipeline.input_file import InputFile
 from tokenmill.pipeline.journal.journal import Journal, SavedPlan, TaskRecord
@@ -94,7 +95,8 @@ def begin_or_resume(
             )
         new = plan_for(prepared.files)
         # The order of tasks does not affect the store, so it is not saved. Another rank may save its plan first.
-        saved = SavedPlan(prepared.settings.flags(), msgspec.structs.replace(new, order={}))
+        whole = msgspec.structs.replace(new, order={})
+        saved = SavedPlan(prepared.settings.flags(), whole, prepared.tokenizer.name)
         begun = new if journal.begin(saved) else None
         # Without locks, another rank may have finished the store between the two checks.
         manifest = find_finished(store, prepared)
@@ -164,13 +166,13 @@ def _resume(
     settings = _keep_damaged_from_now_on(saved.settings, prepared)
     if settings != saved.settings and any("damaged" in record.rejects for record in journal.records()):
         settings = saved.settings
-    _refuse_differences(journal.store, prepared, settings, _identify(before))
+    _refuse_differences(journal.store, prepared, settings, _identify(before), saved.tokenizer)
     files = [_reconcile(old, new, journal.share) for old, new in zip(before, prepared.files, strict=True)]
     is_modified = any(old.stamp != new.stamp for old, new in zip(before, files, strict=True))
     if is_modified:
         plan = msgspec.structs.replace(plan_for(files), order={})
     if is_modified or settings != saved.settings:
-        journal.amend(SavedPlan(prepared.settings.flags(), plan))
+        journal.amend(SavedPlan(prepared.settings.flags(), plan, saved.tokenizer))
     # Keep the saved tasks: another version of tokenmill might cut the inputs in other places.
     plan = msgspec.structs.replace(plan, inputs=files, order=order)
     part = journal.share.of(plan)
@@ -192,7 +194,7 @@ def _resume(
         names = ", ".join(files[number].name for number in sorted(touched)[:3])
         notes.append(f"{names}: modified since the run began; its {redone} finished tasks are done again")
     if done:
-        notes.append(f"continuing: {len(done):,} tasks are already done")
+        notes.append(f"continuing: {plural(len(done), 'task')} {'is' if len(done) == 1 else 'are'} already done")
     journal.sweep(done.values())
     return RunState(plan, part, done, journal.ended_streams(files), tuple(notes))
 
@@ -200,8 +202,9 @@ def _resume(
 def _keep_damaged_from_now_on(before: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
     """The settings of an earlier attempt, with those of this one for damage, where both would keep the same text.
 
-    A run that stopped at damage may go on with keep-damaged, as long as nothing was rejected for damage. The reverse
-    would leave altered text in the store. Ranks agree on it from the start, because any of them may write the manifest.
+    A run that stopped at damage may be resumed with keep-damaged, as long as nothing was rejected for damage. The
+    reverse would leave altered text in the store. Ranks agree on it from the start, because any of them may write the
+    manifest.
     """
     if prepared.settings.keeps_damaged and prepared.share.is_whole:
         return {**before, ON_ERROR: KEEP_DAMAGED}
@@ -236,7 +239,7 @@ def _refuse_differences(
     prepared: Prepared,
     before: dict[str, Any],
     inputs: list[tuple[str, int, str]],
-    tokenizer: str = "another tokenizer",
+    tokenizer: str,
 ) -> None:
     """Raise if a run with the settings `before`, those `inputs` and that tokenizer differs from this request."""
     now, files = prepared.settings.flags(), prepared.files
@@ -254,8 +257,8 @@ def _refuse_differences(
         old, value = before.get(flag), now[flag]
         if flag == "tokenizer":
             raise StoreError(
-                f"{store} was tokenized with {tokenizer} ({str(old)[:6]}); this run's tokenizer is another "
-                f"one ({str(value)[:6]}). {advice}"
+                f"{store} was tokenized with {tokenizer} ({str(old)[:6]}); this run uses {prepared.tokenizer.name} "
+                f"({str(value)[:6]}). {advice}"
             )
         raise StoreError(f"{store} was made with --{flag} {_show(old)}; this run has {_show(value)}. {advice}")
     names_before = [name for name, _, _ in inputs]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.executors.base import Executor
-from tokenmill.formatting import format_bytes
-from tokenmill.machine import available_memory, usable_cores
+from tokenmill.formatting import format_bytes, plural
+from tokenmill.machine import available_memory, total_memory, usable_cores
 from tokenmill.pipeline.request import Request
 
 __all__ = ["Budget", "Needs", "Room", "make_budget", "make_cluster_budget"]
@@ -31,18 +31,17 @@ GIVE_UP_SECONDS = 600.0
 class Needs:
     """The memory of the processes of a run, measured with tokenizers of 0.4 to 33 MB, plus a margin.
 
-    The parent and the fork server hold the tokenizer in several forms. The gate holds the engine and its reference.
-    Workers share the fork server's memory and need room for a useful cache.
+    The parent and the fork server hold the tokenizer in several forms, the parent also the reference. Workers share
+    the fork server's memory and need room for a useful cache.
     """
 
     def __init__(self, tokenizer_bytes: int) -> None:
-        self.parent = 120_000_000 + 22 * tokenizer_bytes
+        self.parent = 200_000_000 + 34 * tokenizer_bytes
         self.worker = 200_000_000 + 6 * tokenizer_bytes
-        self.gate = 90_000_000 + 28 * tokenizer_bytes
 
     def total(self, num_workers: int) -> int:
-        """Memory of the whole run if the gate runs before the tasks."""
-        return self.parent + max(num_workers * self.worker, self.gate)
+        """Memory of the whole run."""
+        return self.parent + num_workers * self.worker
 
 
 @dataclass(frozen=True)
@@ -52,26 +51,36 @@ class Budget:
     num_workers: int
     memory_bytes: int
     worker_bytes: int
-    gate_beside_tasks: bool
-    """Whether there is enough memory to run the parity gate at the same time as the first tasks."""
+    gate_first: bool = False
+    """Whether tasks start after the parity gate and not beside it."""
 
 
-def make_budget(request: Request, tokenizer_bytes: int) -> Budget:
-    """Divide cores and memory among workers; raise if `--memory` is too small."""
+def make_budget(request: Request, tokenizer_bytes: int, num_others: int = 0) -> Budget:
+    """Divide cores and memory among workers; raise if `--memory` is too small, or more than there is.
+
+    `num_others` ranks have started on this machine before. Each takes its share of what the earlier ones leave, whether
+    or not they use theirs already, so that all together never take more than there is.
+    """
     needs = Needs(tokenizer_bytes)
     memory = request.memory_bytes()
-    budget = memory if memory is not None else int(available_memory() * FREE_SHARE)
+    if memory is not None and memory > (total := total_memory()):
+        raise UsageError(
+            f"--memory {request.memory} is more than the {format_bytes(total)} that this machine or its container has; "
+            "pass less, or leave it out"
+        )
+    free_share = FREE_SHARE * (1 - FREE_SHARE) ** num_others
+    budget = memory if memory is not None else int(available_memory() * free_share)
     if request.workers != "auto":
         workers = request.workers
     else:
         workers = max(1, min(usable_cores(), (budget - needs.parent) // needs.worker))
     if memory is not None and budget < needs.total(workers):
         raise UsageError(
-            f"--memory {request.memory} is too small for {workers} worker{'s' if workers > 1 else ''} with this "
-            f"tokenizer: it needs {format_bytes(needs.total(workers))}"
+            f"--memory {request.memory} is too small for {plural(workers, 'worker')} with this tokenizer: it needs "
+            f"{format_bytes(needs.total(workers))}"
         )
     share = int((budget - needs.parent) / workers * CACHE_MARGIN)
-    return Budget(workers, budget, share, needs.parent + needs.worker * workers + needs.gate <= budget)
+    return Budget(workers, budget, share)
 
 
 def make_cluster_budget(request: Request, tokenizer_bytes: int, cluster: Executor) -> Budget:
@@ -94,7 +103,7 @@ def make_cluster_budget(request: Request, tokenizer_bytes: int, cluster: Executo
         raise UsageError(
             f"this machine has no room for a task that asks for {format_bytes(each)} of memory; ask for less"
         )
-    return Budget(workers, each * workers, int(each * CACHE_MARGIN), gate_beside_tasks=False)
+    return Budget(workers, each * workers, int(each * CACHE_MARGIN))
 
 
 @dataclass

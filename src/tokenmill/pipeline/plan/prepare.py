@@ -6,6 +6,7 @@ The run makes a `Job` of what was prepared, which it sends to every process.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,21 @@ from pathlib import Path
 import msgspec
 
 from tokenmill.arguments import is_remote
-from tokenmill.display import Display
+from tokenmill.display import Display, Preparation, Silence
 from tokenmill.engines import EngineChoice, SpecialTokens, Tokenizer, choose, load_tokenizer
 from tokenmill.inputs import expand_inputs, text_key_of
-from tokenmill.pipeline.input_file import InputFile, inspect_inputs
+from tokenmill.pipeline.input_file import InputFile
+from tokenmill.pipeline.inspection import inspect_inputs
 from tokenmill.pipeline.plan.ranks import WHOLE, Share, find_share
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.settings import OnError, Settings
+from tokenmill.readers.base import ReadOptions
+from tokenmill.remote.paths import input_path
 
 __all__ = ["Job", "Prepared", "prepare"]
+
+RENDERED = 12
+"""The memory that a conversation takes while it is rendered and encoded, in sizes of its record."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,8 @@ class Prepared:
     share: Share = WHOLE
     weights: tuple[float, ...] = ()
     """For a sample of the inputs: how many times its own size each file represents."""
+    seconds: float = 0.0
+    """How long the preparation took."""
 
     @property
     def tokenizer_bytes(self) -> int:
@@ -74,6 +83,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     is_followed: bool = False
     """Whether a training reads each task as soon as it is published."""
 
+    def reading(self, *, packed: bool = False) -> ReadOptions:
+        """How its inputs are read within the memory of a worker; a conversation needs more of it than a text."""
+        memory = self.worker_bytes if self.settings.supervision is None else self.worker_bytes // RENDERED
+        return msgspec.structs.replace(self.settings.reading, memory_bytes=memory, packed=packed)
+
     @property
     def stops_at_damage(self) -> bool:
         """Whether a damaged frame ends the run: what a training has read cannot be taken back."""
@@ -92,6 +106,8 @@ def prepare(
     Fetching remote inputs may take hours, so everything else is checked first. A sample fetches only a few of them.
     `on_engine` is called with tokenizer, engine and the reading of special tokens as soon as they are known.
     """
+    started, display = time.monotonic(), display or Silence()
+    display.update(Preparation.step("loading the tokenizer"))
     share = find_share(request.rank, request.world_size, os.environ)
     tokenizer = load_tokenizer(request.tokenizer)
     specials = request.policy(tokenizer).special_tokens
@@ -99,6 +115,7 @@ def prepare(
     if on_engine is not None:
         on_engine(tokenizer, choice.engine, specials)
     options = request.reading()
+    display.update(Preparation.step("looking at the inputs"))
     # With --whole-files or an explicit --format, documents are not counted by the format that a name implies, so the
     # limit cannot decide which files to fetch.
     limit = request.limit if request.format == "auto" and not request.whole_files else None
@@ -111,9 +128,11 @@ def prepare(
     if not options.record_keys:
         request = msgspec.structs.replace(request, text_key=text_key_of(inputs, request.text_key, display))
         options = request.reading()
-    files = inspect_inputs(inputs, request.format, options)
-    weights = tuple(item.weight for item in inputs) if is_sample else ()
+    files = inspect_inputs(inputs, request.format, options, display)
+    by_path = {str(input_path(item.path).absolute()): item.weight for item in inputs}
+    weights = tuple(by_path[file.path] for file in files) if is_sample else ()
     settings = request.settings(tokenizer, files)
     # A template that cannot be used is an error before the run begins.
     settings.renderer(tokenizer)
-    return Prepared(request, tokenizer, choice, files, settings, share, weights=weights)
+    seconds = time.monotonic() - started
+    return Prepared(request, tokenizer, choice, files, settings, share, weights=weights, seconds=seconds)

@@ -20,7 +20,7 @@ import numpy as np
 from tokenmill.errors import DataError
 from tokenmill.pipeline.input_file import Damage, InputFile, Span, read_span
 from tokenmill.pipeline.settings import Settings
-from tokenmill.readers import reader_for
+from tokenmill.readers import is_one_document, reader_for
 from tokenmill.readers.base import ReadOptions
 from tokenmill.remote.paths import input_path
 from tokenmill.text_batch import Refusal
@@ -120,7 +120,7 @@ def make_plan(inputs: list[InputFile], settings: Settings) -> Plan:
 
 def row_spans(number: int, file: InputFile, options: ReadOptions, task_bytes: int) -> list[Span]:
     """Cut a Parquet input into the spans of tasks, between row groups."""
-    if file.text_bytes <= task_bytes or options.whole_files:
+    if file.text_bytes <= task_bytes or is_one_document(file.format, options):
         return [Span(number)]
     try:
         ranges = reader_for(file.format, options).plan(input_path(file.path), task_bytes)
@@ -145,7 +145,7 @@ class _PlanBuilder:
     def add(self, number: int, file: InputFile, stop: int | None) -> None:
         """Cut an input, up to `stop`, and add its tasks or its stream."""
         reader = reader_for(file.format, self.options)
-        if file.text_bytes <= self.task_bytes or self.options.whole_files:
+        if file.text_bytes <= self.task_bytes or is_one_document(file.format, self.options):
             self._add_to_group(number, file, stop)
             return
         self.close()

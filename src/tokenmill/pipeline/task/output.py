@@ -17,7 +17,8 @@ import xxhash
 from tokenmill.errors import DataError
 from tokenmill.files import sync_directory
 from tokenmill.pipeline.input_file import InputFile
-from tokenmill.pipeline.journal.journal import Journal, StoredReject, TaskRecord
+from tokenmill.pipeline.journal.journal import Journal, StoredReject, TaskEntry
+from tokenmill.pipeline.parity import SampledText
 from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.plan.tasks import Task
 from tokenmill.readers import READERS
@@ -111,14 +112,14 @@ class TaskOutput:
         line = self._num_lines if self.job.settings.reading.separator is None else -1
         self.reject(self.task.input, Reject(self.task.spans[0].stop or 0, line, *damage))
 
-    def finish(self, num_rerouted: int) -> None:
+    def finish(self, num_rerouted: int, sample: list[SampledText]) -> None:
         """Make all files durable under temporary names, release the buffers, and make the journal entry, `record`."""
         shards = {split: writer.finish() for split, writer in self._writers.items()}
         if self._reject_file is not None:
             self._reject_file.flush()
             os.fsync(self._reject_file.fileno())
             self._reject_file.close()
-        self.record = TaskRecord(
+        self.record = TaskEntry(
             name=self.task.name,
             input=self.task.input,
             number=self.task.number,
@@ -133,6 +134,9 @@ class TaskOutput:
             counts_lines=self.task.spool is None and len(self.task.spans) == 1,
             num_rerouted=num_rerouted,
             num_parsed=self.num_parsed,
+            num_compared=len(sample),
+            compared_bytes=sum(len(one.text.encode()) for one in sample),
+            sample=sample,
         )
 
     def discard(self) -> None:
@@ -161,7 +165,7 @@ class TaskOutput:
         return self._writers[split]
 
 
-def publish_task(journal: Journal, record: TaskRecord, mark: str) -> None:
+def publish_task(journal: Journal, record: TaskEntry, mark: str) -> None:
     """Rename the files of a finished task into place and write its journal entry.
 
     `mark` is the suffix of their temporary names. A process may publish files that another process made.

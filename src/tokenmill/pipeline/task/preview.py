@@ -5,6 +5,8 @@ A wrong EOS, a wrong template or a wrong role is seen there, or refused, before 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import numpy as np
 
@@ -15,21 +17,38 @@ from tokenmill.formatting import show_safely
 from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.settings import Settings
 from tokenmill.pipeline.task.runner import surround
-from tokenmill.supervision.renderer import Renderer
+from tokenmill.supervision.masks import assemble
+from tokenmill.text_batch import TextBatch
 
-__all__ = ["Preview", "TrainedPreview", "check_trained", "preview_document", "preview_trained"]
+if TYPE_CHECKING:
+    from tokenmill.supervision.renderer import Renderer
+
+__all__ = [
+    "Preview",
+    "TrainedPreview",
+    "check_trained",
+    "note_dropped",
+    "preview_document",
+    "preview_trained",
+    "show_preview",
+]
 
 PREVIEW_HEAD, PREVIEW_TAIL = 9, 3
 PREVIEW_COLUMNS = 55
 """The columns for ids on a line of 80 columns."""
+LONGEST_SHOWN, LONGEST_HEAD = 1_000_000, 16_000
+"""Of a document with more characters, the beginning is shown: the whole of it may take seconds and gigabytes."""
 
 
 class Preview(msgspec.Struct, frozen=True):
-    """The start and end of one document as the run will write it."""
+    """The first and the last ids of one document as the run will write it."""
 
-    text: str
-    ids: str
+    head: list[int]
+    tail: list[int]
     num_tokens: int
+    """Of a document that is too long to be encoded here, the tokens of its head."""
+    num_characters: int = 0
+    """The length of a document that is too long."""
 
 
 class TrainedPreview(msgspec.Struct, frozen=True):
@@ -39,22 +58,39 @@ class TrainedPreview(msgspec.Struct, frozen=True):
     stop: str
 
 
-def preview_document(job: Job, engine: Engine, tokenizer: Tokenizer, texts: list[str]) -> Preview | None:
-    """Show a document as its decoded tokens and its ids, each short enough for one line."""
-    if not texts:
-        return None
-    tokens, _ = surround(
-        engine.encode(["".join(texts)]), job.settings.policy, dtype=np.int64, vocab_size=job.vocab_size
-    )
-    decoder = Decoder(tokenizer)
+def preview_document(job: Job, engine: Engine, batch: TextBatch) -> Preview:
+    """Encode the first document of a batch as a task does, and keep as many ids as fit one line."""
+    text, policy = batch.texts[0], job.settings.policy
+    long = len(text) if len(text) > LONGEST_SHOWN else 0
+    encoded = engine.encode([text[:LONGEST_HEAD] if long else text])
+    if batch.trained is None:
+        tokens, _ = surround(encoded, policy, dtype=np.int64, vocab_size=job.vocab_size)
+    else:
+        blank, ids = np.zeros(len(encoded.ids), np.float32), {"bos_id": policy.bos_id, "eos_id": policy.eos_id}
+        tokens = assemble(encoded, blank, batch.trained[:1], **ids, dtype=np.int64).tokens
     for count in range(PREVIEW_HEAD, 0, -1):
-        head, tail = tokens[:count].tolist(), tokens[count:][-PREVIEW_TAIL:].tolist()
-        middle = " ... " if len(tokens) > count + PREVIEW_TAIL else ""
-        ids = " ".join(map(str, head)) + (middle or " ") + " ".join(map(str, tail))
-        if len(ids) <= PREVIEW_COLUMNS:
+        tail = [] if long else tokens[count:][-PREVIEW_TAIL:].tolist()
+        preview = Preview(tokens[:count].tolist(), tail, len(tokens), long)
+        if len(_show_ids(preview)) <= PREVIEW_COLUMNS:
             break
-    texts = [b"".join(map(decoder.token_bytes, part)).decode("utf-8", "replace") for part in (head, tail)]
-    return Preview(middle.join(map(show_safely, texts)), ids, len(tokens))
+    return preview
+
+
+def show_preview(preview: Preview, tokenizer: Tokenizer) -> tuple[str, str]:
+    """Show a document as its decoded tokens and its ids, each short enough for one line."""
+    decoder = Decoder(tokenizer)
+    parts = (preview.head, preview.tail)
+    texts = [b"".join(map(decoder.token_bytes, part)).decode("utf-8", "replace") for part in parts]
+    return _middle_of(preview, "").join(map(show_safely, texts)), _show_ids(preview)
+
+
+def _show_ids(preview: Preview) -> str:
+    head, tail = (" ".join(map(str, part)) for part in (preview.head, preview.tail))
+    return f"{head}{_middle_of(preview, ' ')}{tail}"
+
+
+def _middle_of(preview: Preview, otherwise: str) -> str:
+    return " ... " if preview.num_tokens > len(preview.head) + len(preview.tail) else otherwise
 
 
 def preview_trained(renderer: Renderer, tokenizer: Tokenizer) -> TrainedPreview | None:
@@ -69,6 +105,13 @@ def preview_trained(renderer: Renderer, tokenizer: Tokenizer) -> TrainedPreview 
         return TrainedPreview(shown, "the end-of-text token" if ends else "nothing that stops the model is trained on")
     count = f"in {renderer.num_stops:,} of {renderer.num_turns:,} turns of the sample"
     return TrainedPreview(shown, f"what ends a turn is trained on {count}")
+
+
+def note_dropped(renderer: Renderer) -> str | None:
+    """Say how many records of the sample the chat template cannot render as they are, and why the first one."""
+    if renderer.dropped is None:
+        return None
+    return f"{renderer.num_dropped:,} of {renderer.num_records:,} records of the sample are rejects: {renderer.dropped}"
 
 
 def _middle(text: str, most: int) -> str:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.engines import open_tokenizer
+from tokenmill.engines import REFERENCES, open_tokenizer
 from tokenmill.engines.alignment import Aligner
 from tokenmill.engines.base import Engine
 from tokenmill.errors import DataError
@@ -30,11 +30,11 @@ from tokenmill.pipeline.plan.tasks import Task
 from tokenmill.pipeline.settings import TokenPolicy
 from tokenmill.pipeline.task.output import TaskOutput
 from tokenmill.pipeline.task.streams import read_spool
+from tokenmill.pipeline.task.task_sample import TaskSample
 from tokenmill.pipeline.text_field import TextField
 from tokenmill.readers.base import ExceedsMemory
 from tokenmill.store.shard import DTYPES, dtype_for
 from tokenmill.supervision.masks import Weights, assemble, weigh_tokens
-from tokenmill.supervision.preferences import assemble_pairs, reject_empty_pairs
 from tokenmill.text_batch import IntArray, PackedTexts, Reject, TextBatch, TokenBatch, check_range
 
 __all__ = ["TaskRunner", "surround"]
@@ -76,6 +76,7 @@ class TaskRunner:
         self._special_ids = np.isin(np.arange(job.vocab_size), job.special_ids) if checks_specials else None
         tokenizer = open_tokenizer(Path(job.store) / "tokenizer", name="tokenizer") if supervised else None
         self._renderer = job.settings.renderer(tokenizer) if tokenizer is not None else None
+        self._sample: TaskSample | None = None
         self._aligner = Aligner(tokenizer, job.settings.policy.special_tokens) if tokenizer is not None else None
 
     def run(self, task: Task, mark: str, report: Callable[[Stages], None] = lambda _: None) -> TaskOutput:
@@ -111,6 +112,8 @@ class TaskRunner:
         output = TaskOutput(
             self.job, self.journal, task, self._dtype, f"{self.journal.attempt_name}.{mark}".lstrip(".")
         )
+        # A reference has nothing to be compared with.
+        self._sample = None if self.engine.name in REFERENCES.values() else TaskSample(self.engine)
         rerouted = self.engine.num_rerouted
         inputs = [self.job.inputs[span.input] for span in task.spans]
         try:
@@ -123,7 +126,7 @@ class TaskRunner:
                 output.reject_damage(task.damage)
                 report(Stages(num_rejects=task.damage.num_documents))
             check_unchanged(inputs)
-            output.finish(self.engine.num_rerouted - rerouted)
+            output.finish(self.engine.num_rerouted - rerouted, self._sample.texts if self._sample is not None else [])
             return output
         except BaseException as error:
             output.discard()
@@ -133,8 +136,7 @@ class TaskRunner:
             raise
 
     def _run_span(self, task: Task, span: Span, output: TaskOutput, report: Callable[[Stages], None]) -> None:
-        options = {"memory_bytes": self.job.worker_bytes, "packed": self.engine.takes_packed}
-        reading = msgspec.structs.replace(self.job.settings.reading, **options)
+        reading = self.job.reading(packed=self.engine.takes_packed)
         file = self.job.inputs[span.input]
         render = self._renderer.render if self._renderer is not None else None
         confirmed_only = not self.job.settings.keeps_damaged
@@ -150,7 +152,7 @@ class TaskRunner:
                 stages.decompress = batch.read_seconds
             else:
                 stages.read = batch.read_seconds
-            encoded = self._encode(batch, output, stages)
+            encoded = self._encode(span.input, batch, output, stages)
             for reject in sorted(batch.rejects, key=lambda reject: reject.position):
                 output.reject(span.input, reject)
             if field is not None:
@@ -166,13 +168,15 @@ class TaskRunner:
         if field is not None:
             field.end()
 
-    def _encode(self, batch: TextBatch, output: TaskOutput, stages: Stages) -> Encoded:
+    def _encode(self, input: int, batch: TextBatch, output: TaskOutput, stages: Stages) -> Encoded:
         started = time.perf_counter()
         if batch.per_record == 2:
-            pairs = self._encode_pairs(batch)
+            pairs = self._encode_pairs(input, batch)
             stages.encode += time.perf_counter() - started
             return pairs
         encoded = self._encode_texts(batch.texts)
+        if self._sample is not None:
+            self._sample.look(input, batch, encoded)
         if self._special_ids is not None:
             encoded = self._handle_specials(batch, encoded, output)
         policy, vocab_size, dtype = self.job.settings.policy, self.job.vocab_size, DTYPES[self._dtype][1]
@@ -188,12 +192,16 @@ class TaskRunner:
         stages.encode += time.perf_counter() - started
         return Encoded(tokens, lengths, weights)
 
-    def _encode_pairs(self, batch: TextBatch) -> Encoded:
+    def _encode_pairs(self, input: int, batch: TextBatch) -> Encoded:
+        from tokenmill.supervision.preferences import assemble_pairs, reject_empty_pairs
+
         policy, vocab_size = self.job.settings.policy, self.job.vocab_size
 
         def encode(texts: list[str]) -> TokenBatch:
             encoded = self._encode_texts(texts)
             check_range(encoded.ids, vocab_size)
+            if self._sample is not None and len(texts) == len(batch.texts):
+                self._sample.look(input, batch, encoded)
             return encoded
 
         dtype = DTYPES[self._dtype][1]
@@ -269,8 +277,10 @@ def surround(
             inside[ends - 1] = False
         tokens[inside] = ids
     else:
-        # Narrow in one pass, then copy each document: half the time of copies that narrow.
-        source, target = ids.astype(dtype, copy=False).data, tokens.data
+        # Narrow in one pass, then copy each document: half the time of copies that narrow. Ids in range are the same
+        # in signed numbers.
+        signed = ids.view(np.int32) if ids.dtype == np.uint32 else ids
+        source, target = signed.astype(dtype, copy=False).data, tokens.data
         edges = offsets.tolist()
         for to, start, stop in zip((firsts + before).tolist(), edges, edges[1:], strict=False):
             target[to : to + stop - start] = source[start:stop]

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from tokenmill.display import Display
-from tokenmill.engines import Tokenizer
+from tokenmill.display import Display, Preparation
 from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.executors.base import Executor
+from tokenmill.formatting import format_bytes
 from tokenmill.machine import physical_cpus
 from tokenmill.pipeline.journal.attempts import Observer
-from tokenmill.pipeline.journal.finish import describe_gate
 from tokenmill.pipeline.journal.journal import GateRecord, Journal
 from tokenmill.pipeline.journal.mirror import PLAN
 from tokenmill.pipeline.journal.resume import RunState
+from tokenmill.pipeline.parity import ParityCheck
 from tokenmill.pipeline.plan.budget import Budget
 from tokenmill.pipeline.plan.prepare import Job, Prepared
 from tokenmill.pipeline.request import Request
-from tokenmill.pipeline.task.parity import GateResult
 from tokenmill.pipeline.workers.engine_cache import EngineKey, warm_engine
+from tokenmill.pipeline.workers.gate import Gate, Mismatch
 from tokenmill.pipeline.workers.scheduler import Scheduler
 from tokenmill.store.manifest import ParityInfo
+from tokenmill.store.shard import DTYPES, dtype_for
 
 __all__ = ["Attempt", "make_job"]
+
+TOKENS_PER_BYTE = 0.3
+"""About what large vocabularies have for most text; `tokenmill estimate` counts them."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +45,16 @@ class Attempt:
     budget: Budget
     observer: Observer
     display: Display
+    parity_check: ParityCheck | None
+    """None if the chosen engine is the reference."""
 
     def run(self) -> None:
         """Finish every task of this process's part of the plan."""
         choice = self.prepared.choice
         try:
-            self._run(choice.engine)
+            self._run(choice.engine, self.parity_check)
             return
-        except _Mismatch as found:
+        except Mismatch as found:
             parity: ParityInfo = found.args[0]
         difference = (
             f"{choice.engine} differs from {parity.reference} on {parity.num_mismatches} of "
@@ -60,9 +67,9 @@ class Attempt:
             self.executor.close()
             self.journal.sweep()
             self.executor.join(None)
-        self._run(parity.reference, parity)
+        self._run(parity.reference, None, parity)
 
-    def _run(self, engine: str, mismatch: ParityInfo | None = None) -> None:
+    def _run(self, engine: str, parity_check: ParityCheck | None, mismatch: ParityInfo | None = None) -> None:
         settings, journal = self.prepared.settings, self.journal
         job = make_job(self.prepared, journal, engine, self.budget.worker_bytes, self.executor.shares_disk)
         job = msgspec.structs.replace(job, is_followed=bool(self.state.part.order))
@@ -70,14 +77,29 @@ class Attempt:
         key = EngineKey(engine, settings.policy.special_tokens, settings.tokenizer_sha256)
         warm_engine(self.executor, journal.store / "tokenizer", key)
 
-        def gate_passed(result: GateResult) -> None:
-            if result.parity.num_mismatches:
-                raise _Mismatch(result.parity)
-            self._keep_gate(describe_gate(self.prepared.tokenizer, engine, mismatch or result.parity))
-            _show_first_screen(self.display, self.prepared.tokenizer, job, result, self.budget)
-
+        gate = Gate(self.prepared, journal, job, self.display, self.budget, self._keep_gate, mismatch)
+        self._foresee_full_disk(job)
+        compared = "" if parity_check is None else f", and comparing it with {self.prepared.choice.reference}"
+        self.display.update(Preparation.step(f"starting {engine}{compared}"))
         request, observe = self.prepared.request, self.observer.observe
-        Scheduler(self.executor, job, self.state, journal, request, self.budget, gate_passed, observe, self._warn).run()
+        Scheduler(
+            self.executor, job, self.state, journal, request, self.budget, gate, parity_check, observe, self._warn
+        ).run()
+
+    def _foresee_full_disk(self, job: Job) -> None:
+        """Say before work starts that the tokens may not fit the disk."""
+        if not job.shares_disk or job.mirror is not None:
+            return
+        counts = self.state.counts()
+        left = sum(file.text_bytes for file in job.inputs) * (1 - counts.done_bytes / max(1, counts.total_bytes))
+        size = DTYPES[dtype_for(job.vocab_size)][1].itemsize
+        needed = left * size * (1.0 if job.engine == "bytes" else TOKENS_PER_BYTE)
+        free = shutil.disk_usage(self.journal.store).free
+        if needed > free:
+            self._warn(
+                f"disk       the store may take {format_bytes(needed)} more, and {format_bytes(free)} are free; a run "
+                "that fills the disk stops, and resumes when there is room"
+            )
 
     def _keep_gate(self, record: GateRecord) -> None:
         """Save which engine makes the store: the manifest names one, so all ranks must have the same.
@@ -103,10 +125,6 @@ class Attempt:
 
     def _warn(self, text: str) -> None:
         self.display.say(text, style="yellow")
-
-
-class _Mismatch(Exception):
-    """The parity gate found a difference."""
 
 
 def make_job(prepared: Prepared, journal: Journal, engine: str, worker_bytes: int, shares_disk: bool = True) -> Job:
@@ -139,35 +157,3 @@ def _pins(request: Request) -> list[int]:
     if not hasattr(os, "sched_setaffinity"):
         raise UsageError("--affinity and --numa need Linux: other systems do not let a process choose its cores")
     return physical_cpus(across_nodes=request.numa)
-
-
-def _show_first_screen(display: Display, tokenizer: Tokenizer, job: Job, result: GateResult, budget: Budget) -> None:
-    """Show what will be written, so that the user sees a wrong EOS in the first second."""
-    parity, policy, preview = result.parity, job.settings.policy, result.preview
-    names = {token: name for name, token in tokenizer.special_tokens.items()}
-    display.say(f"tokenizer  {tokenizer.name} ({tokenizer.kind}), {tokenizer.vocab_size:,} tokens")
-    if parity.num_mismatches == 0 and parity.num_documents:
-        parts = f", {parity.num_in_parts:,} of them in parts" if parity.num_in_parts else ""
-        display.say(
-            f"engine     {job.engine}, with the same ids as {parity.reference} on {parity.num_documents:,} of your"
-        )
-        display.say(
-            f"           documents{parts} ({parity.num_bytes / 1e6:.1f} MB) and {parity.num_awkward:,} awkward strings"
-        )
-    else:
-        display.say(f"engine     {job.engine}")
-    for word, token in (("begin", policy.bos_id), ("end  ", policy.eos_id)):
-        shown = "no token" if token is None else f"{names.get(token, '')} {token}".strip()
-        display.say(f"{word}      {shown}")
-    display.say(f"specials   {policy.special_tokens} where a text has their strings")
-    if preview is not None:
-        display.say(f"example    {preview.text}")
-        display.say(f"           {preview.ids} ({preview.num_tokens:,} ids)")
-    if result.trained is not None:
-        display.say(f"trained    {result.trained.text}")
-        display.say(f"stop       {result.trained.stop}")
-    workers = f"{budget.num_workers} worker{'s' if budget.num_workers > 1 else ''}"
-    display.say(f"resources  {workers}, {budget.memory_bytes / 1e9:.1f} GB of memory\n")
-    if result.unseen_keys:
-        keys = ", ".join(map(repr, result.unseen_keys))
-        display.say(f"--keep-keys: no document that was looked at has {keys}", style="yellow")

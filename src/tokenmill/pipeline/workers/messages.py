@@ -10,9 +10,9 @@ import msgspec
 from tokenmill.errors import DataError, MissingDependencyError, StoreError, TokenmillError, UsageError
 from tokenmill.pipeline.counts import Stages
 from tokenmill.pipeline.input_file import Damage, UnconfirmedText
-from tokenmill.pipeline.journal.journal import TaskRecord
+from tokenmill.pipeline.journal.journal import TaskEntry
 from tokenmill.pipeline.plan.tasks import Stream, Task
-from tokenmill.pipeline.task.parity import GateResult
+from tokenmill.pipeline.task.gate_sample import GateSample
 
 __all__ = [
     "Cut",
@@ -48,7 +48,10 @@ _ERRORS: dict[str, Callable[..., TokenmillError]] = {
 
 
 class RunGate(msgspec.Struct, tag=True, frozen=True):
-    """Compare the engine with its reference."""
+    """Sample the inputs for the parity gate, and encode the sample and the awkward strings."""
+
+    with_awkward: bool
+    """Whether the strings are needed: for an equal tokenizer and engine, they were compared before."""
 
 
 class RunTask(msgspec.Struct, tag=True, frozen=True):
@@ -93,7 +96,7 @@ class Finished(msgspec.Struct, tag=True, frozen=True):
     """The result of a call."""
 
     report: Report
-    records: list[TaskRecord]
+    records: list[TaskEntry]
     """The tasks that it tokenized."""
     mark: str | None = None
     """The mark of their temporary files, if they are not published yet."""
@@ -136,7 +139,7 @@ Order = RunGate | RunTask | CutStream | RunStream
 encode = msgspec.msgpack.Encoder().encode
 _orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _notes: msgspec.msgpack.Decoder[Report | Cut] = msgspec.msgpack.Decoder(Report | Cut)
-_answers: msgspec.msgpack.Decoder[GateResult | Finished | Failed] = msgspec.msgpack.Decoder(
-    GateResult | Finished | Failed
+_answers: msgspec.msgpack.Decoder[GateSample | Finished | Failed] = msgspec.msgpack.Decoder(
+    GateSample | Finished | Failed
 )
 decode_order, decode_note, decode_answer = _orders.decode, _notes.decode, _answers.decode

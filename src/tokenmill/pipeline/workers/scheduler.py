@@ -5,8 +5,10 @@ be read front to back. The executor decides where calls run and retries those th
 
 - Where its processes share our disk, one call reads a stream and hands on the text of each task in a spool file;
   elsewhere several calls read the stream, and each tokenizes a part of its tasks.
-- Where they do, the first tasks run beside the parity gate if memory allows. They are published here when it has
-  passed; until then no more are started, because a kill would lose them. Elsewhere tasks start after the gate.
+- Where they do, tasks run beside the parity gate. They wait on disk under temporary names, and are published here when
+  it has passed. Elsewhere tasks start after the gate.
+
+The gate and every task send texts with their ids, which `ParityCheck` compares with the reference in this process.
 """
 
 from __future__ import annotations
@@ -24,19 +26,21 @@ import msgspec
 from tokenmill.errors import DataError, TokenmillError
 from tokenmill.executors.base import Answer, Call, CallEvent, Executor, Lost, Note, Started
 from tokenmill.pipeline.counts import Counts
-from tokenmill.pipeline.journal.journal import Journal, TaskRecord
+from tokenmill.pipeline.journal.journal import Journal, TaskEntry
 from tokenmill.pipeline.journal.resume import RunState
+from tokenmill.pipeline.parity import Compared, ParityCheck, SampledText
 from tokenmill.pipeline.plan.budget import Budget, Room
 from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.plan.tasks import Stream, Task
 from tokenmill.pipeline.request import Request
+from tokenmill.pipeline.task.gate_sample import GateSample
 from tokenmill.pipeline.task.output import publish_task
-from tokenmill.pipeline.task.parity import GateResult
 from tokenmill.pipeline.task.streams import create_spool, first_doubtful, reclaim_files, release_file
+from tokenmill.pipeline.workers.gate import Gate
+from tokenmill.pipeline.workers.item import NOTHING, Item
 from tokenmill.pipeline.workers.messages import (
     CutStream,
     Failed,
-    Order,
     Report,
     RunGate,
     RunStream,
@@ -50,36 +54,13 @@ from tokenmill.pipeline.workers.worker import RUN_CALL, share_job
 __all__ = ["Scheduler"]
 
 WAIT_SECONDS = 0.2
+GATE_WAIT_SECONDS = 0.01
+"""While the gate, or the end of the run, waits for the reference."""
+GATE = "the parity gate"
 MOST_PARTS = 8
 """The most parts of a stream. Each part reads all of it, which takes a fifth of the time of tokenizing it."""
 SEEN_SECONDS = 60.0
 """How long shared storage may take to show the files of another machine."""
-NOTHING = Report()
-
-
-@dataclass(eq=False)
-class Item:
-    """A call as the run sees it: what it is for, and how much of it has been counted."""
-
-    name: str
-    input: str
-    order: Order
-    disk_bytes: int = 0
-    credit: int = 0
-    """How many of its bytes count as done."""
-    worker: str | None = None
-    """The process that runs it."""
-    report: Report = NOTHING
-    num_tasks: int = 0
-    """How many tasks its lost attempts have published since it was submitted."""
-
-    @property
-    def description(self) -> str:
-        """What it does, for messages."""
-        if isinstance(self.order, RunGate):
-            return "comparing the engine with its reference"
-        verb = f"task {self.name} of" if isinstance(self.order, RunTask) else "reading"
-        return f"{verb} {self.input}"
 
 
 @dataclass(eq=False)
@@ -92,7 +73,9 @@ class Scheduler:
     journal: Journal
     request: Request
     budget: Budget
-    gate_passed: Callable[[GateResult], None]
+    gate: Gate
+    parity_check: ParityCheck | None
+    """None if the engine is the reference."""
     observe: Callable[[Counts], None]
     say: Callable[[str], None]
 
@@ -101,7 +84,7 @@ class Scheduler:
         self._plan = self.state.part
         self._context = b""
         self._call_memory = self.budget.memory_bytes // self.budget.num_workers
-        self._starts_early = self.budget.gate_beside_tasks and self._shares_disk and self.journal.mirror is None
+        self._starts_early = not self.budget.gate_first and self._shares_disk and self.journal.mirror is None
         most = None if self.request.workers == "auto" else self.budget.num_workers
         self._room = None if self._shares_disk else Room(self.executor, self._call_memory, most, self.say)
         self.counts = self.state.counts()
@@ -115,7 +98,10 @@ class Scheduler:
         """Calls that the executor has."""
         self._num_readers = 0
         self._is_gate_open = False
-        self._unpublished: list[tuple[TaskRecord, str]] = []
+        self._gate_sample: GateSample | None = None
+        self._early: list[SampledText] = []
+        """Documents of tasks that were found to differ before the gate was."""
+        self._unpublished: list[tuple[TaskEntry, str]] = []
         self._latest: dict[str, Item] = {}
         """The call that each process started last."""
         self._entered: list[str] = []
@@ -125,12 +111,15 @@ class Scheduler:
         self._context = share_job(self.job)
         self._count_rejects(0)
         self._enqueue(*self.state.remaining())
-        self._submit(Item("the parity gate", "", RunGate()))
-        while self._items or self._pending or self._cuts or self._streams or self._damaged:
+        self._submit(Item(GATE, "", RunGate(self.gate.with_awkward)))
+        while self._has_work() or (self.parity_check is not None and self.parity_check.num_open):
             self._read_damaged_again()
             self._fill()
-            for event in self.executor.wait(WAIT_SECONDS):
+            waits_for_reference = self._gate_sample is not None or not self._has_work()
+            for event in self.executor.wait(GATE_WAIT_SECONDS if waits_for_reference else WAIT_SECONDS):
                 self._on_event(event)
+            for compared in self.parity_check.take() if self.parity_check is not None else ():
+                self._on_compared(compared)
             if self._room is not None:
                 self._room.check(self._items, is_busy=any(item.worker for item in self._items.values()))
             if self._is_gate_open:
@@ -138,6 +127,9 @@ class Scheduler:
         if not self._shares_disk:
             self._wait_for_entries()
         self.observe(self.counts)
+
+    def _has_work(self) -> bool:
+        return bool(self._items or self._pending or self._cuts or self._streams or self._damaged)
 
     # Which call is next.
 
@@ -178,11 +170,10 @@ class Scheduler:
         if not self._is_gate_open and not self._starts_early:
             return
         limit = self.budget.num_workers if self._room is None else self._room.limit()
-        # Readers of streams, and the gate, run beside the tasks.
-        num_extra = self._num_readers + (not self._is_gate_open)
-        while len(self._items) - num_extra + len(self._unpublished) < limit and (self._cuts or self._pending):
+        # Readers of streams run beside the tasks.
+        while len(self._items) - self._num_readers < limit and (self._cuts or self._pending):
             self._submit(self._next_item())
-        is_idle = not self._cuts and not self._pending and len(self._items) - num_extra < limit
+        is_idle = not self._cuts and not self._pending and len(self._items) - self._num_readers < limit
         if self._streams and (not self._num_readers or (is_idle and self._num_readers < limit)):
             stream = self._streams.popleft()
             self._num_readers += 1
@@ -223,7 +214,7 @@ class Scheduler:
     def _submit(self, item: Item) -> None:
         if isinstance(item.order, RunTask):
             item.order = RunTask(item.order.task, publish=self._is_gate_open)
-        is_last = isinstance(item.order, (RunGate, CutStream))
+        is_last = isinstance(item.order, CutStream)
         self._items[item.name] = item
         self.executor.submit(Call(item.name, RUN_CALL, self._context, encode(item.order), self._call_memory, is_last))
 
@@ -282,7 +273,7 @@ class Scheduler:
         """Count what is new in a report; a call never counts for more than its size."""
         counts, before = self.counts, item.report
         work = report.work.since(before.work)
-        counts.work.add(work)
+        counts.add_work(work)
         counts.num_recycled += report.num_recycled - before.num_recycled
         counts.num_tasks_done += report.num_tasks - before.num_tasks
         credit = min(report.disk_bytes - before.disk_bytes, item.disk_bytes - item.credit)
@@ -314,13 +305,16 @@ class Scheduler:
                 error = type(error)(error.path.removeprefix(f"{Path.cwd()}/"), error.reason, error.place)
             raise error
         del self._items[item.name]
-        if isinstance(message, GateResult):
-            self.gate_passed(message)
-            self._is_gate_open = True
-            for record, mark in self._unpublished:
-                self._publish(record, mark)
-            self._unpublished = []
+        if isinstance(message, GateSample):
+            if self.parity_check is None:
+                self._open_gate(message, Compared(GATE))
+            else:
+                self._gate_sample = message
+                self.parity_check.submit(GATE, [*message.awkward, *message.texts])
             return
+        for record in message.records:
+            if self.parity_check is not None and record.sample:
+                self.parity_check.submit(record.name, record.sample)
         self._count(item, message.report)
         self.counts.done_bytes += item.disk_bytes - item.credit
         if item.worker is not None and self._latest.get(item.worker) is item:
@@ -350,7 +344,27 @@ class Scheduler:
         orders = [item.order for item in (*self._items.values(), *(item for *_, item in self._pending))]
         return any(isinstance(order, RunStream) and order.stream.input == input for order in orders)
 
-    def _publish(self, record: TaskRecord, mark: str) -> None:
+    def _on_compared(self, compared: Compared) -> None:
+        """Open the gate, or raise if a document of a task has other ids than the reference gives it."""
+        if compared.name == GATE:
+            assert self._gate_sample is not None
+            self._open_gate(self._gate_sample, compared)
+        elif self._is_gate_open and compared.differing:
+            raise self.gate.refuse(compared)
+        else:
+            # Nothing is published yet, so the gate can still choose the reference for everything.
+            self._early += compared.differing
+
+    def _open_gate(self, sample: GateSample, compared: Compared) -> None:
+        """Publish what was made beside the gate; it raises if the engine differs from its reference."""
+        compared.differing += self._early
+        self.gate.passed(sample, compared)
+        self._gate_sample, self._is_gate_open = None, True
+        for record, mark in self._unpublished:
+            self._publish(record, mark)
+        self._unpublished = []
+
+    def _publish(self, record: TaskEntry, mark: str) -> None:
         """Publish a task that was started beside the gate, now or when the gate has passed."""
         if not self._is_gate_open:
             self._unpublished.append((record, mark))

@@ -1,4 +1,4 @@
-"""Carry out one call in a worker process: run the parity gate, tokenize a task, or read a stream.
+"""Carry out one call in a worker process: sample the inputs for the parity gate, tokenize a task, or read a stream.
 
 An order is a few hundred bytes. The job, which is the same for all orders of a run, is sent to a process once, and the
 process keeps its engine as long as the job stays the same. Every error becomes an answer, so that a run ends with a
@@ -35,13 +35,13 @@ from tokenmill.file_lock import try_lock
 from tokenmill.pipeline.counts import Stages
 from tokenmill.pipeline.input_file import Damage, UnconfirmedText, check_unchanged, find_damage
 from tokenmill.pipeline.journal.finish import package_version
-from tokenmill.pipeline.journal.journal import Journal, TaskRecord
+from tokenmill.pipeline.journal.journal import Journal, TaskEntry
 from tokenmill.pipeline.journal.locks import SHARED, check_claim, claim, join_workers, wait_for_claim
 from tokenmill.pipeline.journal.mirror import JOURNAL, Mirror, scratch_directory
 from tokenmill.pipeline.plan.prepare import Job
 from tokenmill.pipeline.plan.tasks import Stream, Task
+from tokenmill.pipeline.task.gate_sample import GateSample, take_gate_sample
 from tokenmill.pipeline.task.output import TaskOutput, publish_task
-from tokenmill.pipeline.task.parity import GateResult, run_gate
 from tokenmill.pipeline.task.runner import TaskRunner
 from tokenmill.pipeline.task.streams import cut_tasks, first_doubtful, take_file
 from tokenmill.pipeline.workers.engine_cache import EngineCache
@@ -144,7 +144,7 @@ class _Worker:
         Mirror(job.mirror).pull_tokenizer(store)
         return msgspec.structs.replace(job, store=str(store))
 
-    def run(self, order: Order, post: Post) -> GateResult | Finished:
+    def run(self, order: Order, post: Post) -> GateSample | Finished:
         """Carry out one order."""
         self._post = post
         self._posted = time.monotonic()
@@ -161,7 +161,7 @@ class _Worker:
             gc.set_threshold(1_000_000)
             try:
                 if isinstance(order, RunGate):
-                    return run_gate(self._job, self._engines.engine)
+                    return take_gate_sample(self._job, self._engines.engine, with_awkward=order.with_awkward)
                 if isinstance(order, CutStream):
                     return self._cut_stream(order.stream)
                 if isinstance(order, RunStream):
@@ -200,7 +200,7 @@ class _Worker:
 
     def _run_stream(self, order: RunStream) -> Finished:
         """Tokenize the tasks of a part of a stream one after another; those in the journal are done."""
-        records: list[TaskRecord] = []
+        records: list[TaskEntry] = []
         numbers: list[int] = []
         with _nameless_file() as text:
 
@@ -253,7 +253,7 @@ class _Worker:
             name = f"{os.getpid():x}" if self._shares_disk else os.urandom(8).hex()
             return self._runner.run(task, name, self._count)
 
-    def _publish(self, output: TaskOutput) -> TaskRecord:
+    def _publish(self, output: TaskOutput) -> TaskEntry:
         try:
             if not self._shares_disk:
                 check_claim(self.place, self._digest)

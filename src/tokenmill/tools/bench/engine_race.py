@@ -65,7 +65,7 @@ def run_engine(engine: EngineName, tokenizer: str, documents: str, threads: bool
 def compare_engine(engine: EngineName, tokenizer: str, documents: str) -> Answer:
     """Count the texts that get other ids from an engine than from the reference."""
     from tokenmill.engines.probe_strings import make_probe_strings
-    from tokenmill.pipeline.task.parity import mismatches
+    from tokenmill.pipeline.parity import mismatches
 
     loaded, reference = load_engine(tokenizer, engine), load_engine(tokenizer, threads=True)
     awkward = make_probe_strings(list(open_tokenizer(Path(tokenizer), name="tokenizer").special_tokens))

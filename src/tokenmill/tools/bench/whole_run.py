@@ -76,7 +76,7 @@ class _Clock(Silence):
     def update(self, snapshot: Snapshot | Preparation) -> None:
         """Start the clock at the first snapshot, which comes as soon as tasks have begun."""
         if self._cpu_seconds is None:
-            self._began = time.perf_counter() - snapshot.seconds
+            self._began = time.perf_counter() - getattr(snapshot, "work_seconds", snapshot.seconds)
             self._cpu_seconds = tree_cpu_seconds()
 
     def read(self) -> dict[str, float]:
@@ -93,7 +93,7 @@ def _run(request: Request, display: Display, *, gate_first: bool) -> None:
     with closing(create("local", PRELOAD)) as executor:
         prepared = prepare(request)
         budget = make_budget(request, len(prepared.tokenizer.files[prepared.tokenizer.main_file]))
-        budget = replace(budget, gate_beside_tasks=budget.gate_beside_tasks and not gate_first)
+        budget = replace(budget, gate_first=gate_first)
         make_store(prepared, display, executor, budget=budget)
 
 

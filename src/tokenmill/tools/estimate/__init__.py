@@ -9,14 +9,19 @@ language, and neighbouring sentences have the same. Every figure has a 95% confi
 from __future__ import annotations
 
 import shutil
+from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tokenmill.arguments import is_remote, whole_number
-from tokenmill.display import Display
+from tokenmill.display import Display, DisplayName, Preparation, as_display
 from tokenmill.engines import Tokenizer, create
+from tokenmill.engines.tokenizer_objects import TokenizerLike, tokenizer_spec
 from tokenmill.errors import UsageError
+from tokenmill.formatting import plural
+from tokenmill.inputs.row_objects import name_items
 from tokenmill.machine import usable_cores
 from tokenmill.pipeline.plan.budget import Budget, Needs, make_budget
 from tokenmill.pipeline.plan.prepare import Prepared, prepare
@@ -26,7 +31,12 @@ from tokenmill.store.shard import BESIDE, DTYPES, dtype_for
 from tokenmill.tools.estimate.quantities import Estimate, Interval, Padded
 from tokenmill.tools.estimate.survey import Rate, Survey, measure_rate
 
-__all__ = ["Estimate", "estimate"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tokenmill.pipeline.run_flags import RunFlags
+
+__all__ = ["Estimate", "estimate", "estimate_run"]
 
 CONFIDENCE = 1.96
 BYTES_PER_DOCUMENT = 24
@@ -40,6 +50,26 @@ PAIRED_EFFICIENCY = 0.93
 
 
 def estimate(
+    inputs: Any,
+    *,
+    tokenizer: TokenizerLike,
+    out: str | PathLike[str] = ".",
+    sample: float | None = None,
+    seq_len: int | None = None,
+    display: Display | DisplayName = "auto",
+    **flags: Unpack[RunFlags],
+) -> Estimate:
+    """Estimate what `tokenmill.tokenize` would produce and need, from a share `sample` of the text; it prints itself.
+
+    Inputs are paths and names; `out` is where the store would go. With `seq_len`, also estimate the size of the
+    documents as padded arrays. `flags` are those of `tokenize`.
+    """
+    names = name_items(inputs, "estimate reads files; rows of a program are counted with tokenmill.tokenize")
+    request = {"inputs": names, "out": str(out), "tokenizer": tokenizer_spec(tokenizer), **flags}
+    return estimate_run(Request.from_flags(request), share=sample, seq_len=seq_len, display=as_display(display))
+
+
+def estimate_run(
     request: Request, *, share: float | None = None, seq_len: int | None = None, display: Display | None = None
 ) -> Estimate:
     """Estimate a run from a `share` of its text; by default 2%, within reasonable bounds.
@@ -54,8 +84,10 @@ def estimate(
     tokenizer, policy = prepared.tokenizer, prepared.settings.policy
     budget = make_budget(request, len(tokenizer.files[tokenizer.main_file]))
     engine = create(prepared.choice.engine, tokenizer, policy.special_tokens)
-    survey = Survey(prepared, share)
+    survey = Survey(prepared, share, display)
     survey.read()
+    if display is not None:
+        display.update(Preparation.step("encoding the sample"))
     return _project(prepared, survey, measure_rate(survey.snippets, engine), budget, seq_len)
 
 
@@ -76,7 +108,7 @@ def _project(prepared: Prepared, survey: Survey, rate: Rate, budget: Budget, seq
     if disk.high > free and not is_remote(prepared.request.out):
         notes.append(f"the disk has {free / 1e9:.1f} GB free, and the store may take {disk.high / 1e9:.1f} GB")
     if survey.num_rejects:
-        notes.append(f"{survey.num_rejects:,} records of the sample cannot be tokenized; see --on-error")
+        notes.append(f"{plural(survey.num_rejects, 'record')} of the sample cannot be tokenized; see --on-error")
     return Estimate(
         tokens=tokens,
         documents=documents,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.formats.npy import TYPES
-from tokenmill.formatting import format_bytes, format_seconds, plural
+from tokenmill.formatting import format_bytes, format_facts, format_seconds, plural
 
 __all__ = ["Estimate", "Interval", "Padded"]
 
@@ -71,9 +71,9 @@ class Padded:
         return {"seq_len": self.seq_len, **{name: round(figure.value) for name, figure in figures.items()}}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Estimate:
-    """What a run would produce and need."""
+    """What a run would produce and need; it prints as a table."""
 
     tokens: Interval
     documents: Interval
@@ -91,6 +91,9 @@ class Estimate:
     padded: Padded | None
     """For the row length that the user asked about."""
     notes: list[str]
+
+    def __repr__(self) -> str:
+        return format_facts(self.rows(), self.notes)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values with their intervals beside them."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.display import Display, Preparation, Silence
 from tokenmill.engines import Engine
 from tokenmill.errors import DataError
 from tokenmill.pipeline.input_file import InputFile, Render, Span, TextStream, read_span
@@ -28,12 +29,17 @@ LEAST_SAMPLE, MOST_SAMPLE = 2_000_000, 64_000_000
 DEFAULT_SAMPLE = 0.02
 PLACE_BYTES = 128_000
 MOST_PLACES = 2048
+SHOW_SECONDS = 0.2
 
 
 class Survey:
     """Reads inputs whole or in places, counts them, and takes snippets at even distances."""
 
-    def __init__(self, prepared: Prepared, share: float | None) -> None:
+    def __init__(self, prepared: Prepared, share: float | None, display: Display | None = None) -> None:
+        self._display = display or Silence()
+        self._began = self._shown = time.monotonic()
+        self._done_bytes = 0
+        """The size of the files that have been looked at."""
         self._files = files = prepared.files
         self._options = prepared.settings.reading
         renderer = prepared.settings.renderer(prepared.tokenizer)
@@ -76,6 +82,7 @@ class Survey:
             if self._is_sampled:
                 self._weigh(num_places, file.bytes * weight)
             self.seconds += time.perf_counter() - started
+            self._done_bytes += file.bytes
         if self.first_reject is not None and not self.sizes:
             file, reject = self.first_reject
             reason = f"none of the {self.num_rejects:,} records that were read can be tokenized: {reject.detail}"
@@ -83,6 +90,22 @@ class Survey:
         if self._is_sampled:
             files = "1 file was" if len(self._files) == 1 else f"{len(self._files):,} files were"
             self._note(f"{files} looked at, and stand for all of the data set; the others may differ")
+
+    def _show(self, file: InputFile, share: float) -> None:
+        """Show that a share of a file has been looked at."""
+        now = time.monotonic()
+        if now - self._shown >= SHOW_SECONDS:
+            self._shown = now
+            self._display.update(
+                Preparation(
+                    action="looking",
+                    what=file.shown,
+                    unit="bytes",
+                    seconds=now - self._began,
+                    total=sum(file.bytes for file in self._files),
+                    done=self._done_bytes + int(file.bytes * share),
+                )
+            )
 
     def _weigh(self, first: int, size: float) -> None:
         """Replace the places of a file by one of `size` bytes: files differ more than the places within a file."""
@@ -98,6 +121,7 @@ class Survey:
         last = max(1, spans[-1][1]) if spans else 1
         for place in np.linspace(0, len(spans), wanted, endpoint=False).astype(int).tolist() if spans else ():
             start, stop = spans[place]
+            self._show(file, place / len(spans))
             batches = read_span(file, Span(number, start, stop), self._options, self._render)
             self._count(file, batches, (stop - start) * file.bytes / last)
 
@@ -108,6 +132,7 @@ class Survey:
             taken = consumed = 0
             for batch in stream.reader.read_stream(stream):
                 taken += batch.num_bytes
+                self._show(file, min(1.0, taken / max(1, share)))
                 size, consumed = stream.consumed - consumed, stream.consumed
                 self._count(file, [batch if self._render is None else self._render(batch)], size)
                 if taken >= share:
@@ -118,6 +143,8 @@ class Survey:
         """Count the documents of one place, which is `size` bytes on disk."""
         documents = text_bytes = 0
         for batch in batches:
+            if self._reads_whole:
+                self._show(file, min(1.0, text_bytes / max(1, file.text_bytes)))
             documents += len(batch.texts)
             text_bytes += self._take(batch)
             self.num_rejects += sum(reject.num_documents for reject in batch.rejects)

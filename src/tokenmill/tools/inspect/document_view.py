@@ -12,10 +12,10 @@ from rich.text import Text
 from tokenmill.dataset.rows import Rows
 from tokenmill.display.tables import make_facts
 from tokenmill.engines.decoder import Decoder
-from tokenmill.filling.fill import Chunk
-from tokenmill.formatting import show_safely
+from tokenmill.formatting import plural, show_safely
 from tokenmill.store.sources import read_sources
 from tokenmill.store.store import TokenStore
+from tokenmill.tools._document_parts import DocumentPart, document_parts
 from tokenmill.tools.inspect.token_view import DrawnIds, DrawnTokens, Excerpt, group_tokens
 
 __all__ = ["describe_origin", "document_json", "kept_fields", "render_document", "render_row", "row_json"]
@@ -51,8 +51,9 @@ def render_row(store: TokenStore, rows: Rows, number: int, *, max_tokens: int = 
     excerpts = _Excerpts(store, max_tokens)
     titles = dict.fromkeys([rows.title(), *(leaf.title() for leaf in rows.leaves())])
     parts: list[RenderableType] = [Text(f"row {number:,} of {' over '.join(titles)}\n", style="bold")]
-    for document, start, length in _documents_of(rows, number):
-        parts.append(Text(f"document {document:,}, tokens {start:,} to {start + length:,}", style="bold cyan"))
+    for document, start, offset, length in _parts_of(rows, number):
+        at, inside = (f"{first:,} to {first + length:,}" for first in (start, offset))
+        parts.append(Text(f"document {document:,}, its tokens {inside}, at {at} of the row", style="bold cyan"))
         some = slice(start, start + length)
         parts += [DrawnTokens(excerpts.cut(tokens[some], mask[some] if mask is not None else None)), Text()]
     if len(tokens) < rows.seq_len:
@@ -64,16 +65,23 @@ def row_json(store: TokenStore, rows: Rows, number: int) -> dict[str, Any]:
     """One training row as plain values: its ids without padding, and its documents."""
     ids = rows[number].tolist()
     documents = [
-        {"document": document, "start": start, "tokens": length, "text": store.decode(ids[start : start + length])}
-        for document, start, length in _documents_of(rows, number)
+        {
+            "document": part.document,
+            "start": part.start,
+            "offset": part.offset,
+            "tokens": part.num_tokens,
+            "text": store.decode(ids[part.start : part.start + part.num_tokens]),
+        }
+        for part in _parts_of(rows, number)
     ]
     row = {"row": number, "epoch": number // len(rows), "seq_len": rows.seq_len, "ids": ids, "documents": documents}
     mask = _row_mask(rows, number)
     return row if mask is None else {**row, "trained": mask[: len(ids)]}
 
 
-def _documents_of(rows: Rows, number: int) -> list[tuple[int, int, int]]:
-    return Chunk(rows, np.array([number])).cover.documents_of(0)
+def _parts_of(rows: Rows, number: int) -> list[DocumentPart]:
+    (choice,) = rows.resolve(np.array([number]))
+    return document_parts(choice.rows, choice.numbers)[0]
 
 
 def _row_mask(rows: Rows, number: int) -> list[int] | None:
@@ -109,11 +117,14 @@ def _describe_document(
     store: TokenStore, number: int, split: str, num_tokens: int, trained: list[int] | None
 ) -> Iterator[tuple[str, str]]:
     documents = store.splits[split]
-    yield "document", f"{number:,} of {split} ({documents.num_documents:,} documents), {num_tokens:,} tokens"
+    yield (
+        "document",
+        f"{number:,} of {split} ({plural(documents.num_documents, 'document')}), {plural(num_tokens, 'token')}",
+    )
     if documents.holds == "pairs":
         yield "pair", f"{number // 2:,}, the {'rejected' if number % 2 else 'chosen'} answer with its prompt"
     if trained is not None:
-        yield "trained", f"{sum(trained):,} tokens, {100 * sum(trained) / max(1, num_tokens):.1f}%"
+        yield "trained", f"{plural(sum(trained), 'token')}, {100 * sum(trained) / max(1, num_tokens):.1f}%"
     (row,) = read_sources(documents, [number])
     yield "from", describe_origin(store.manifest.inputs[row["input"]].path, row["position"])
     for name, value in kept_fields(row).items():

@@ -96,19 +96,19 @@ def _facts(store: TokenStore) -> Iterator[tuple[str, str]]:
         yield "pairs", f"{manifest.num_records:,}; {how}"
     elif manifest.holds == "prompts":
         yield "prompts", "documents are prompts alone, in which nothing is trained on"
-    yield "tokenizer", f"{show_safely(tokenizer.name)} ({tokenizer.kind}), {tokenizer.vocab_size:,} tokens"
+    yield "tokenizer", f"{show_safely(tokenizer.name)} ({tokenizer.kind}), {plural(tokenizer.vocab_size, 'token')}"
     around = f"BOS {name_token(store, specials.bos_id)}, EOS {name_token(store, specials.eos_id)}"
     parsed = f" ({specials.num_parsed:,} parsed)" if specials.num_parsed else ""
     yield "ids", f"{manifest.dtype}; {around}; special tokens {specials.in_text}{parsed}"
     yield "engine", f"{engine.name} {engine.version}{_describe_parity(manifest)}"
     if engine.num_rerouted:
-        yield "", f"{engine.num_rerouted:,} documents with disputed code points were encoded by the reference"
+        yield "", f"{plural(engine.num_rerouted, 'document')} with disputed code points were encoded by the reference"
     size = sum(file.bytes for file in manifest.inputs)
     packed = any(file.path.lower().endswith(PACKED_SUFFIXES) for file in manifest.inputs)
     yield "inputs", f"{plural(len(manifest.inputs), 'file')}, {format_bytes(size)}{' compressed' if packed else ''}"
     measured = measure_text_bytes(store)
     if measured is not None:
-        yield "text", f"{measured[0]:.2f} bytes per token, measured on {measured[1]:,} documents"
+        yield "text", f"{measured[0]:.2f} bytes per token, measured on {plural(measured[1], 'document')}"
     trained = measure_trained(store.splits["train"])
     if trained is not None:
         yield "trained", f"{100 * trained:.1f}% of the tokens of train have a loss"
@@ -121,8 +121,11 @@ def _describe_parity(manifest: Manifest) -> str:
     if parity is None:
         return ", the reference itself"
     parts = f", of {parity.num_in_parts:,} in parts" if parity.num_in_parts else ""
-    documents = f"{parity.num_documents:,} documents{parts} ({format_bytes(parity.num_bytes)})"
+    documents = f"{plural(parity.num_documents, 'document')}{parts} ({format_bytes(parity.num_bytes)})"
     texts = f"{documents} and {parity.num_awkward:,} awkward strings"
+    if parity.num_later_documents:
+        later = plural(parity.num_later_documents, "document")
+        texts += f", and {later} of its tasks ({format_bytes(parity.num_later_bytes)})"
     if parity.num_mismatches:
         return f": the reference, because a faster engine differed on {parity.num_mismatches:,} of {texts}"
     return f": ids equal {parity.reference}'s on {texts}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from tokenmill.store.store import TokenStore
 __all__ = [
     "LengthCount",
     "Lengths",
+    "cover_lengths",
     "measure_lengths",
     "measure_text_bytes",
     "measure_trained",
@@ -95,6 +97,16 @@ def measure_lengths(split: Documents) -> Lengths:
     ]
     middle = _median(split, exact) if split.num_documents else 0.0
     return Lengths(split.num_documents, split.num_tokens, min(shortest, longest), middle, longest, counts)
+
+
+def cover_lengths(counts: Sequence[LengthCount], start: int, stop: int) -> list[LengthCount]:
+    """The same bins with empty ones around them, from the bin that begins at `start` to the one that ends at `stop`."""
+    known = {some.start: some for some in counts}
+    edges = EDGES[(start <= EDGES) & (stop >= EDGES)].tolist()
+    return [
+        known.get(low) or LengthCount(start=low, stop=high, num_documents=0, num_tokens=0)
+        for low, high in pairwise(edges)
+    ]
 
 
 def _pieces(split: Documents) -> Iterator[npt.NDArray[np.int64]]:

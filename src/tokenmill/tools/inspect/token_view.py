@@ -18,7 +18,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from tokenmill.engines.decoder import Decoder
-from tokenmill.formatting import show_safely
+from tokenmill.formatting import plural, show_safely
 
 __all__ = ["DrawnIds", "DrawnTokens", "Excerpt", "TokenGroup", "group_tokens"]
 
@@ -107,7 +107,7 @@ class DrawnTokens:
         colour = console.color_system is not None and not console.no_color
         yield from self._draw(self._excerpt.head, colour, options.max_width)
         if self._excerpt.hidden:
-            yield Text(f"... {self._excerpt.hidden:,} more tokens ...", style="dim")
+            yield Text(f"... {plural(self._excerpt.hidden, 'more token')} ...", style="dim")
             yield from self._draw(self._excerpt.tail, colour, options.max_width)
 
     def _draw(self, groups: list[TokenGroup], colour: bool, width: int) -> Iterator[Text]:

@@ -21,6 +21,7 @@ from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import FileInfo, decode_sealed, read_sealed
 from tokenmill.store.store import Split, TokenStore
 from tokenmill.tools.inspect.statistics import measure_lengths, name_token, shard_bytes
+from tokenmill.tools.report.duplicates import DuplicateTally, ShardHashes
 from tokenmill.tools.report.figures import Checks, Example, Figures, SplitFigures, Suspicion
 from tokenmill.tools.report.groups import GroupTally, Integers, SourceTally, Sums
 from tokenmill.tools.report.packings import fill_rows
@@ -104,6 +105,7 @@ class _Reading:
         kept = store.manifest.settings.get("keep-keys") or []
         self.sources = SourceTally(store.manifest.inputs, list(kept), is_supervised=self.is_supervised)
         self._near_empty: list[Worst] = []
+        self._duplicates = DuplicateTally(self._num_around + 1)
 
     def read(self, name: str, split: Split) -> SplitFigures:
         """Read one split and describe it."""
@@ -143,11 +145,13 @@ class _Reading:
 
     def _look(self, split: Split, edges: Integers, chosen: Integers, first_document: int) -> Sums:
         """Read some pieces of a shard."""
-        sums = Sums(np.diff(edges))
+        sums, hashes = Sums(np.diff(edges)), ShardHashes(edges, first_document)
         for piece in cut_pieces(split, edges, chosen, first_document=first_document):
             sizes = self.tally.add(piece)
             trained = None if piece.trained is None else np.add.reduceat(piece.trained, piece.starts, dtype=np.int64)
+            hashes.add(piece)
             sums.look(piece.documents - first_document, piece.lengths, sizes, trained)
+        self._duplicates.add(len(self._near_empty) - 1, hashes)
         return sums
 
     def suspicions(self, names: list[str]) -> Iterator[Suspicion]:
@@ -182,6 +186,26 @@ class _Reading:
                 num_looked_at=all_documents if worst is self._near_empty else self.tally.num_documents,
                 examples=list(self._examples(worst, describe, names)),
             )
+
+        yield self._describe_duplicates(names)
+
+    def _describe_duplicates(self, names: list[str]) -> Suspicion:
+        num_documents, most_copied = self._duplicates.count()
+        examples = []
+        for split, document, count in most_copied:
+            starts, stops = self._store.splits[names[split]].bounds(np.array([document]))
+            detail = f"{count:,} documents with these tokens"
+            example = Example(
+                split=names[split], document=document, num_tokens=int(stops[0] - starts[0]), detail=detail
+            )
+            examples.append(example)
+        return Suspicion(
+            name="exact duplicates",
+            meaning="Documents with the tokens of an earlier one. Those of a split are trained on once more each epoch",
+            num_documents=num_documents,
+            num_looked_at=self._duplicates.num_looked_at,
+            examples=examples,
+        )
 
     def _describe_repetition(self, split: Split, document: int, share: float) -> str:
         """Name the token, from the first piece of the document."""
@@ -223,6 +247,7 @@ def _check_store(store: TokenStore, *, verify: bool, advance: Advance) -> Checks
         num_compared=parity.num_documents if parity else 0,
         num_compared_bytes=parity.num_bytes if parity else 0,
         num_awkward=parity.num_awkward if parity else 0,
+        num_compared_later=parity.num_later_documents if parity else 0,
         num_mismatches=parity.num_mismatches if parity else 0,
         num_rerouted=manifest.engine.num_rerouted,
         num_files=len(files),

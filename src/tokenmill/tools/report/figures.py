@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.formatting import plural
 from tokenmill.pipeline.journal.attempts import RunInfo
 from tokenmill.tools.inspect.statistics import LengthCount
 
@@ -160,6 +161,8 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
     num_compared: int
     num_compared_bytes: int
     num_awkward: int
+    num_compared_later: int
+    """Documents that were compared while the tasks ran."""
     num_mismatches: int
     num_rerouted: int
     num_files: int
@@ -204,3 +207,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     run: RunInfo | None
     """The history of the run, from `run.json`."""
     settings: dict[str, Any]
+
+    def __repr__(self) -> str:
+        totals = f"{plural(self.num_documents, 'document')}, {plural(self.num_tokens, 'token')}"
+        problems = f", {plural(len(self.checks.problems), 'problem')}" if self.checks.problems else ""
+        return f"Figures({self.store}: {totals}{problems})"

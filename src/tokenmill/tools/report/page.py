@@ -115,7 +115,7 @@ def _speeds(attempt: AttemptInfo, start: float) -> list[tuple[float, float]]:
     """Megabytes per second between moments, at the middle of each interval."""
     return [
         (start + (before.seconds + after.seconds) / 2, (after.num_text_bytes - before.num_text_bytes) / 1e6 / seconds)
-        for before, after in pairwise([Moment(0.0, 0, 0, 0), *_thin(attempt)])
+        for before, after in pairwise([Moment(attempt.last.startup_seconds, 0, 0, 0), *_thin(attempt)])
         if (seconds := after.seconds - before.seconds) > 0
     ]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from markupsafe import Markup
 
-from tokenmill.formatting import format_seconds
-from tokenmill.tools.inspect.statistics import LengthCount
+from tokenmill.formatting import format_seconds, plural
+from tokenmill.tools.inspect.statistics import LengthCount, cover_lengths
 from tokenmill.tools.report.figures import DrawnRow, DrawnSegment
 
 __all__ = ["draw_lengths", "draw_lines", "draw_rows", "draw_share", "format_share"]
@@ -45,20 +45,23 @@ def draw_share(share: float) -> Markup:
     return _element("svg", frame, *bars)
 
 
-def draw_lengths(bins: Sequence[LengthCount], name: str) -> Markup:
-    """Draw two bars for each bin of lengths: its share of the documents, and of the tokens."""
-    num_documents = sum(some.num_documents for some in bins) or 1
-    num_tokens = sum(some.num_tokens for some in bins) or 1
-    shares = [(some.num_documents / num_documents, some.num_tokens / num_tokens) for some in bins]
-    top, ticks = _ticks(max((max(pair) for pair in shares), default=1.0))
+def draw_lengths(bins: Sequence[LengthCount], name: str, beside: Sequence[Sequence[LengthCount]] = ()) -> Markup:
+    """Draw two bars for each bin of lengths: its share of the documents, and of the tokens.
+
+    `beside` are the bins of plots that are to be compared with this one, and have the same axes.
+    """
+    every = [some for some in (bins, *beside) if some]
+    bins = cover_lengths(bins, min(some[0].start for some in every), max(some[-1].stop for some in every))
+    shares = _shares(bins)
+    top, ticks = _ticks(max(max(pair) for some in every for pair in _shares(some)))
     parts = _grid(top, ticks, lambda value: f"{100 * value:.3g}%", "share")
     step = INNER_WIDTH / max(1, len(bins))
     thickness = max(1.0, min(14.0, step * 0.4))
     for place, (some, pair) in enumerate(zip(bins, shares, strict=True)):
         middle = LEFT + (place + 0.5) * step
         title = (
-            f"{_range(some)} tokens: {some.num_documents:,} documents ({format_share(pair[0])}), "
-            f"{some.num_tokens:,} tokens ({format_share(pair[1])})"
+            f"{_range(some)} tokens: {plural(some.num_documents, 'document')} ({format_share(pair[0])}), "
+            f"{plural(some.num_tokens, 'token')} ({format_share(pair[1])})"
         )
         # The tooltip covers the whole column, because low bars are hard to hit.
         marks = [_rect(LEFT + place * step, TOP, step, INNER_HEIGHT, "hover")]
@@ -69,6 +72,13 @@ def draw_lengths(bins: Sequence[LengthCount], name: str) -> Markup:
     parts += _label_below(_length_labels(bins, step), "tokens in a document")
     description = f"Histogram of document lengths of {name}, from {bins[0].start:,} to {bins[-1].stop - 1:,} tokens"
     return _svg(HEIGHT, description, parts)
+
+
+def _shares(bins: Sequence[LengthCount]) -> list[tuple[float, float]]:
+    """The share of each bin in all documents, and in all tokens."""
+    num_documents = sum(some.num_documents for some in bins) or 1
+    num_tokens = sum(some.num_tokens for some in bins) or 1
+    return [(some.num_documents / num_documents, some.num_tokens / num_tokens) for some in bins]
 
 
 def _length_labels(bins: Sequence[LengthCount], step: float) -> list[tuple[float, str]]:
@@ -139,8 +149,8 @@ def _draw_row(row: DrawnRow, y: float, seq_len: int, scale: float) -> list[Marku
     used = sum(segment.num_tokens for segment in row.segments)
     rest = seq_len - used - row.num_more_tokens
     for count, kind, title in (
-        (row.num_more_tokens, "more", f"{row.num_more_documents:,} more documents"),
-        (rest, "padding", f"padding, {rest:,} tokens"),
+        (row.num_more_tokens, "more", plural(row.num_more_documents, "more document")),
+        (rest, "padding", f"padding, {plural(rest, 'token')}"),
     ):
         if count:
             parts.append(_titled(title, _rect(ROW_LABEL + used * scale, y, count * scale, ROW_HEIGHT, kind)))
@@ -152,7 +162,7 @@ def _draw_segment(segment: DrawnSegment, number: int, y: float, scale: float) ->
     x, width = ROW_LABEL + segment.start * scale, segment.num_tokens * scale
     cuts = [name for name, is_cut in (("begins", segment.is_cut_before), ("ends", segment.is_cut_behind)) if is_cut]
     where = f"; {' and '.join(cuts)} in another row" if cuts else ""
-    title = f"document {segment.document:,}, {segment.num_tokens:,} tokens from {segment.start:,}{where}"
+    title = f"document {segment.document:,}, {plural(segment.num_tokens, 'token')} from {segment.start:,}{where}"
     marks = [_rect(x, y, max(1.0, width), ROW_HEIGHT, "even" if number % 2 == 0 else "odd")]
     if segment.is_cut_before:
         marks.append(_rect(x, y, 2.5, ROW_HEIGHT, "cut"))

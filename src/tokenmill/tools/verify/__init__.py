@@ -21,6 +21,8 @@ from tokenmill.arguments import is_remote
 from tokenmill.display import Advance, ignore_progress
 from tokenmill.engines import choose, open_tokenizer
 from tokenmill.errors import StoreError, TokenmillError
+from tokenmill.formatting import format_bytes, format_facts, plural
+from tokenmill.inputs.row_objects import name_items
 from tokenmill.machine import usable_cores
 from tokenmill.pipeline.journal.attempts import RunInfo
 from tokenmill.pipeline.journal.finish import REJECTS
@@ -38,7 +40,7 @@ from tokenmill.store.manifest import (
     read_sealed,
 )
 from tokenmill.store.shard import DTYPES, dtype_for
-from tokenmill.store.store import check_inside, check_manifest
+from tokenmill.store.store import TokenStore, check_inside, check_manifest
 from tokenmill.tools.verify.comparison import compare_with_inputs
 
 __all__ = ["Verification", "list_files", "local_copy", "verify"]
@@ -50,12 +52,14 @@ MOST_LINE_BYTES = 16 << 20
 
 
 class Verification(msgspec.Struct, kw_only=True):
-    """What was checked, and every problem in one sentence."""
+    """What was checked, and every problem in one sentence; it prints as a table."""
 
     num_files: int = 0
     num_bytes: int = 0
     num_documents: int = 0
     num_tokens: int = 0
+    num_looked_at: int = 0
+    """Documents whose tokens were looked at: those of shards without damage."""
     num_with_bos: int | None = None
     """Documents that begin with the BOS token; None if the run added none."""
     num_with_eos: int | None = None
@@ -73,33 +77,44 @@ class Verification(msgspec.Struct, kw_only=True):
         """Whether there is no problem."""
         return not self.problems
 
+    def __repr__(self) -> str:
+        return "\n".join([format_facts(self.rows()), *(self.problems or ["sound"])])
+
     def rows(self) -> list[tuple[str, str]]:
         """Names and counts of a table."""
+        sound_part = "" if self.is_sound else " in shards without damage"
         rows = [
-            ("files", f"{self.num_files:,}, {self.num_bytes / 1e6:,.1f} MB"),
+            ("files", f"{self.num_files:,}, {format_bytes(self.num_bytes)}"),
             ("documents", f"{self.num_documents:,}"),
-            ("tokens", f"{self.num_tokens:,}"),
+            ("tokens", f"{self.num_tokens:,}{sound_part}"),
         ]
         for name, verb, count in (("BOS", "begin", self.num_with_bos), ("EOS", "end", self.num_with_eos)):
-            having = f"{count or 0:,} of {self.num_documents:,} documents {verb} with it"
-            rows.append((name, "none asked for" if count is None else having))
+            having = f"{count or 0:,} of {plural(self.num_looked_at, 'document')}{sound_part} {verb} with it"
+            was_seen = self.is_sound or self.num_looked_at > 0
+            rows.append((name, "none asked for" if count is None else having if was_seen else "not looked at"))
         if not self.has_run_file:
             rows.append(("run.json", "not there; it is optional: it holds the speed of the run"))
         if self.reference:
-            rows.append(("compared", f"ids of {self.num_compared:,} documents with {self.reference}'s"))
+            rows.append(("compared", f"ids of {plural(self.num_compared, 'document')} with {self.reference}'s"))
         return rows
 
 
 def verify(
-    store: str | Path, *, against: Sequence[str] = (), every: bool = False, advance: Advance = ignore_progress
+    store: str | Path | TokenStore,
+    *,
+    against: str | Path | Sequence[str | Path] = (),
+    every: bool = False,
+    advance: Advance = ignore_progress,
 ) -> Verification:
     """Check every file of a store and, given its inputs, the ids of a sample (or of `every` document).
 
     Defects of the store are problems in the result; inputs that do not exist raise an exception. A store in a bucket
     is fetched as a whole into a scratch directory.
     """
+    store = store.place if isinstance(store, TokenStore) else store
+    inputs = name_items(against, "the rows that a store was made of cannot be read again; leave against out")
     with local_copy(store, advance) as (folder, orphans):
-        result = _verify(folder, against, every, advance)
+        result = _verify(folder, inputs, every, advance)
     if str(store) != str(folder):
         result.problems = [problem.replace(str(folder), str(store)) for problem in result.problems]
     if result.num_files:
@@ -191,7 +206,7 @@ def _check_links(store: Path, manifest: Manifest) -> Iterator[str]:
     """Check that no link leads out of the store: a copy of it would not be complete."""
     try:
         check_manifest(store, manifest)
-        for path in (store / MANIFEST, store / RUN, *list_files(store, manifest)):
+        for path in (store / RUN, *list_files(store, manifest)):
             if path.is_symlink():
                 check_inside(store, path)
     except StoreError as error:
@@ -233,6 +248,7 @@ def _check_files(store: Path, manifest: Manifest, result: Verification, advance:
             damage += checked.problems
             result.num_documents += checked.num_documents
             result.num_tokens += checked.num_tokens
+            result.num_looked_at += checked.num_looked_at
             with_bos += checked.num_with_bos
             with_eos += checked.num_with_eos
     result.num_files += tally.num_files

@@ -15,8 +15,10 @@ import numpy.typing as npt
 from tokenmill.display import choose_display
 from tokenmill.engines import REFERENCES, SpecialTokens, Tokenizer, create, open_tokenizer
 from tokenmill.engines.alignment import Aligner
+from tokenmill.formatting import plural
 from tokenmill.inputs import expand_inputs
-from tokenmill.pipeline.input_file import InputFile, Span, find_damage, inspect_inputs, read_span
+from tokenmill.pipeline.input_file import InputFile, Span, find_damage, read_span
+from tokenmill.pipeline.inspection import inspect_inputs
 from tokenmill.pipeline.settings import Settings, TokenPolicy, supervision_of
 from tokenmill.pipeline.task.runner import surround
 from tokenmill.readers.base import ReadOptions
@@ -53,7 +55,7 @@ class Comparison:
     def close(self) -> None:
         """Add how many differences were only counted."""
         if self._num_unnamed:
-            self.problems.append(f"{self._num_unnamed:,} more documents differ")
+            self.problems.append(f"{plural(self._num_unnamed, 'more document')} differ")
 
 
 def compare_with_inputs(
@@ -87,7 +89,9 @@ def compare_with_inputs(
         if missing and "damaged" in manifest.rejects:
             missing -= _count_unconfirmed(files.values(), settings.reading)
         if missing:
-            report.note(f"the inputs have {missing:,} documents that are neither in the store nor among its rejects")
+            verb = "is" if missing == 1 else "are"
+            documents = f"{plural(missing, 'document')} that {verb} neither in the store nor among its rejects"
+            report.note(f"the inputs have {documents}")
     report.close()
     return report
 
