@@ -18,7 +18,7 @@ from tokenmill.errors import StoreError
 from tokenmill.formats._boundaries import check_boundaries
 from tokenmill.formats._token_blocks import BareTokens
 from tokenmill.formats.base import Array, Opener, SplitSource, TokenFile, bare_file, id_type, starts_of
-from tokenmill.regular_files import check_regular, open_regular
+from tokenmill.regular_files import check_regular, open_parquet
 from tokenmill.store.table import Integers
 
 __all__ = ["Olmo"]
@@ -91,11 +91,10 @@ class Olmo(Opener, BareTokens):
 def _sources(split: SplitSource, shard: int, num_documents: int) -> Iterator[Any]:
     """Yield tables of where the documents of a shard came from; if that is unknown, tables without these columns."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     path = Path(split.documents.table.local_path(shard, ".docs.parquet"))
     if split.stems and path.exists():
-        with open_regular(path) as opened, pq.ParquetFile(opened) as file:
+        with open_parquet(path) as file:
             for batch in file.iter_batches(DOCUMENTS_AT_ONCE):
                 yield pa.Table.from_batches([batch])
         return

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.errors import StoreError
-from tokenmill.regular_files import open_regular
+from tokenmill.regular_files import open_parquet, open_regular
 from tokenmill.store.manifest import RESTORE, FileInfo, Manifest, ShardInfo
 from tokenmill.store.shard import BESIDE, DTYPES, INDEX_HEADER_BYTES, index_lengths
 
@@ -236,10 +236,9 @@ def _check_beside(path: Path, suffix: str, shard: ShardInfo) -> None:
 def _check_sources(path: Path, shard: ShardInfo, num_inputs: int, per_record: int) -> None:
     """Check the table of documents, which has one row for each, in input order, with `per_record` of each record."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        with open_regular(path) as opened, pq.ParquetFile(opened) as file:
+        with open_parquet(path) as file:
             num_rows = file.metadata.num_rows
             if num_rows != shard.num_documents:
                 raise StoreError(f"{path} has {num_rows:,} rows for {shard.num_documents:,} documents")

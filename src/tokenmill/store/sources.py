@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import StoreError
-from tokenmill.regular_files import open_regular
+from tokenmill.regular_files import open_parquet
 from tokenmill.store.documents import Documents
 from tokenmill.store.shard import SHARED
 from tokenmill.store.table import Integers
@@ -79,10 +79,9 @@ def _table(documents: Documents, shard: int, columns: tuple[str, ...] | None) ->
 def _read_columns(path: Path, stamp: tuple[int, int], columns: tuple[str, ...] | None) -> Any:
     """Read columns of a table, again if the file has changed since."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        with open_regular(path) as opened, pq.ParquetFile(opened) as file:
+        with open_parquet(path) as file:
             if columns is None:
                 columns = tuple(name for name in file.schema_arrow.names if name.startswith(KEPT))
             return file.read(columns=list(columns)).combine_chunks()
@@ -93,12 +92,11 @@ def _read_columns(path: Path, stamp: tuple[int, int], columns: tuple[str, ...] |
 def _read_rows(path: Path, numbers: list[int]) -> list[dict[str, Any]]:
     """Read some rows of a table, from only the row groups that contain them."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     rows: dict[int, dict[str, Any]] = {}
     wanted = sorted(set(numbers))
     try:
-        with open_regular(path) as opened, pq.ParquetFile(opened) as file:
+        with open_parquet(path) as file:
             first = 0
             for group in range(file.metadata.num_row_groups):
                 stop = first + file.metadata.row_group(group).num_rows
