@@ -110,15 +110,20 @@ def tokenmill_jax(corpus: Path, rows: int, length: int) -> Pairs:
     return map(jax.block_until_ready, tokenmill_rows(corpus, rows, length, framework="jax"))
 
 
-def tokenmill_masked(corpus: Path, rows: int, length: int) -> Pairs:
+def tokenmill_masked(corpus: Path, rows: int, length: int, **settings: Any) -> Pairs:
     """Targets do not cross documents; batches have all that an attention kernel needs."""
     import tokenmill as tm
 
-    loader = tm.load(corpus / "store", seq_len=length, batch_size=rows, framework="torch", document_mask=True)
-    for batch in loader:
+    shared: Any = {"framework": "torch", "document_mask": True, **settings}
+    for batch in tm.load(corpus / "store", seq_len=length, batch_size=rows, **shared):
         needed = (batch.positions, batch.segment_ids, batch.cu_seqlens, batch.max_seqlen)
         assert all(part is not None for part in needed)
         yield batch.inputs, batch.targets
+
+
+def tokenmill_fixed(corpus: Path, rows: int, length: int, *, packing: str) -> Pairs:
+    """Fixed shapes: a bound on documents that a few rows reach."""
+    return tokenmill_masked(corpus, rows, length, packing=packing, max_documents=max(16, length // 128))
 
 
 def tokenmill_mixed(corpus: Path, rows: int, length: int) -> Pairs:
@@ -294,6 +299,10 @@ CONTENDERS: dict[str, Contender] = {
     "tokenmill": ours(partial(tokenmill_rows, framework="torch")),
     "tokenmill, document mask": ours(tokenmill_masked, is_masked=True),
     "tokenmill, best-fit, 3-way mix": ours(tokenmill_mixed, is_masked=True, copies_slices=False),
+    "tokenmill, fixed shapes": ours(partial(tokenmill_fixed, packing="concat"), is_masked=True, copies_slices=False),
+    "tokenmill, fixed shapes, best-fit": ours(
+        partial(tokenmill_fixed, packing="best-fit"), is_masked=True, copies_slices=False
+    ),
     "tokenmill, no C": ours(partial(tokenmill_rows, framework="torch"), environment=NOT_COMPILED),
     "tokenmill, no C, document mask": ours(tokenmill_masked, is_masked=True, environment=NOT_COMPILED),
     "tokenmill, no C, best-fit mix": ours(

@@ -146,6 +146,7 @@ def load(
     split: str | None = None,
     vocab_size: int | None = None,
     long_documents: str | None = None,
+    max_documents: int | None = None,
     block_tokens: int | None = None,
     cache_dir: str | Path | None = None,
     cache_bytes: str | int | None = None,
@@ -169,7 +170,9 @@ def load(
     With a `tokenizer`, the source is raw text, which is tokenized into the store `cache` while the model trains; see
     `stream`, which takes the same settings.
     """
-    row_settings = _given(packing=packing, long_documents=long_documents, shuffle=shuffle, seed=seed)
+    row_settings = _given(
+        packing=packing, long_documents=long_documents, max_documents=max_documents, shuffle=shuffle, seed=seed
+    )
     remote = _given(cache_dir=cache_dir, cache_bytes=cache_bytes, fetch=fetch)
     blocks = _given(block_tokens=block_tokens)
     if tokenizer is not None:
@@ -234,6 +237,7 @@ def make_rows(
     seq_len: int,
     packing: str = "concat",
     long_documents: str | None = None,
+    max_documents: int | None = None,
     shuffle: bool | str = True,
     seed: int = 0,
     block_tokens: int | None = None,
@@ -242,9 +246,10 @@ def make_rows(
     given: Any = _given(long_documents=long_documents)
     rows: Rows
     if isinstance(packing, str) and packing in SPECIAL:
+        _refuse(_given(max_documents=max_documents), f"has no effect on {packing}; leave it out")
         rows = SPECIAL[packing](documents, max_length=seq_len, **given)
     else:
-        rows = pack(documents, seq_len=seq_len, method=packing, seed=seed, **given)  # type: ignore[arg-type]
+        rows = pack(documents, seq_len=seq_len, method=packing, seed=seed, max_documents=max_documents, **given)  # type: ignore[arg-type]
     if shuffle == BLOCKS:
         size = DEFAULT_BLOCK_TOKENS if block_tokens is None else block_tokens
         return shuffle_rows(rows, seed=seed, block_tokens=size)

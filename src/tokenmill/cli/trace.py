@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli._flags import AsJson, BatchSize, LongDocuments, Packing, Seed, SeqLen, Shuffle, Store, row_option
+from tokenmill.cli._flags import (
+    AsJson,
+    BatchSize,
+    LongDocuments,
+    MaxDocuments,
+    Packing,
+    Seed,
+    SeqLen,
+    Shuffle,
+    Store,
+    row_option,
+)
 from tokenmill.cli._output import console, print_json
 from tokenmill.errors import UsageError
 
@@ -22,6 +33,7 @@ def trace(
     world_size: Annotated[int, row_option(help="Number of ranks.")] = 1,
     packing: Packing = "concat",
     long_documents: LongDocuments = None,
+    max_documents: MaxDocuments = None,
     shuffle: Shuffle = True,
     seed: Seed = 0,
     split: Annotated[str, row_option(help="Split of the store.")] = "train",
@@ -40,7 +52,13 @@ def trace(
         raise UsageError("pass either --step N, to see its documents, or --document N, to see its steps")
     opened = open_store(store)
     rows = make_rows(
-        opened.split(split), seq_len=seq_len, packing=packing, long_documents=long_documents, shuffle=shuffle, seed=seed
+        opened.split(split),
+        seq_len=seq_len,
+        packing=packing,
+        long_documents=long_documents,
+        max_documents=max_documents,
+        shuffle=shuffle,
+        seed=seed,
     )
     if step is not None:
         inputs = [file.path for file in opened.manifest.inputs]

@@ -47,8 +47,11 @@ class BestFitRows(PackedRows):
     method = "best-fit"
     has_lookahead = False
 
-    def __init__(self, documents: Documents, seq_len: int, *, long_documents: LongDocuments, seed: int) -> None:
-        super().__init__(documents, seq_len, seed=seed, long_documents=long_documents, window=WINDOW)
+    def __init__(
+        self, documents: Documents, seq_len: int, *, long_documents: LongDocuments, seed: int, **bounds: Any
+    ) -> None:
+        super().__init__(documents, seq_len, seed=seed, long_documents=long_documents, window=WINDOW, **bounds)
+        self._most = min(self.max_documents or 0, WINDOW)
         self._long_documents = long_documents
         self._key = make_key(seed, 1)
         self._keeps_all = documents.num_documents <= MOST_KEPT_DOCUMENTS
@@ -73,10 +76,14 @@ class BestFitRows(PackedRows):
         lengths = self._lengths(members) if known is None else known[members]
         self.report.count(lengths, self.seq_len, self._long_documents)
         if self._keeps_all:
-            packed = self._windows[window] = self._pack(members, lengths)
+            packed, num_bounded = self._pack(members, lengths)
+            self._windows[window] = packed
+            self.report.num_bounded_rows += num_bounded
             return len(packed.ends)
         whole, rest = self._divide(lengths)
-        return int(whole.sum()) + count_bins(rest[rest > 0], self.seq_len)
+        num_bins, num_bounded = count_bins(rest[rest > 0], self.seq_len, self._most)
+        self.report.num_bounded_rows += num_bounded
+        return int(whole.sum()) + num_bins
 
     def _lengths(self, documents: Integers) -> Integers:
         starts, stops = self.documents.bounds(documents)
@@ -90,16 +97,18 @@ class BestFitRows(PackedRows):
             return np.zeros_like(lengths), np.minimum(lengths, self.seq_len)
         return np.zeros_like(lengths), np.where(lengths > self.seq_len, 0, lengths)
 
-    def _pack(self, members: Integers, lengths: Integers) -> _PackedWindow:
+    def _pack(self, members: Integers, lengths: Integers) -> tuple[_PackedWindow, int]:
+        """Pack a window, and count its rows that end early."""
         kind = np.uint32 if self.documents.num_documents < 1 << 32 else np.uint64
         whole, rest = self._divide(lengths)
         full = np.repeat(np.arange(len(lengths)), whole)
         parts = np.arange(len(full)) - np.repeat(np.cumsum(whole) - whole, whole)
         shared = np.flatnonzero(rest)
-        fitted = fit(rest[shared], self.seq_len)
+        fitted = fit(rest[shared], self.seq_len, self._most)
         documents = members[np.concatenate([full, shared[fitted.order]])]
         ends = np.concatenate([np.arange(1, len(full) + 1), len(full) + fitted.ends])
-        return _PackedWindow(documents.astype(kind), ends.astype(np.uint32), parts.astype(np.uint32))
+        packed = _PackedWindow(documents.astype(kind), ends.astype(np.uint32), parts.astype(np.uint32))
+        return packed, fitted.num_bounded
 
     def _window(self, number: int) -> _PackedWindow:
         if self._keeps_all:
@@ -108,7 +117,7 @@ class BestFitRows(PackedRows):
             window = self._windows.pop(number, None)
             if window is None:
                 members = self._members(number)
-                window = self._pack(members, self._lengths(members))
+                window, _ = self._pack(members, self._lengths(members))
             self._windows[number] = window
             if len(self._windows) > NUM_KEPT_WINDOWS:
                 self._windows.popitem(last=False)

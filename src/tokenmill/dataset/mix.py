@@ -70,6 +70,8 @@ class MixedRows(Rows):
         self.is_remote = any(rows.is_remote for rows in self._sources)
         self.has_stages = len(stages) > 0 or any(rows.has_stages for rows in self._sources)
         self.seq_len, self.layout = self._sources[0].seq_len, self._sources[0].layout
+        bounds = [rows.max_documents for rows in self._sources]
+        self.max_documents = None if None in bounds else max(bound for bound in bounds if bound is not None)
         self.num_rows = sum(rows.num_rows for rows in self._sources)
         self._stages = self._make_stages()
         self._starts = [stage.start for stage in self._stages]

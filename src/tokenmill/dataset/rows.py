@@ -21,6 +21,7 @@ import xxhash
 from tokenmill.arguments import MOST_ROWS, name_kind, show, whole_number
 from tokenmill.dataset.packing_report import PackingReport
 from tokenmill.errors import UsageError
+from tokenmill.formatting import plural
 from tokenmill.store.documents import Documents
 from tokenmill.store.store import TokenSource
 from tokenmill.store.table import Integers
@@ -131,6 +132,8 @@ class Rows(ABC):
     """Whether the rows contain a mixture whose weights change at some row."""
     window_ends: Integers | None = None
     """The row after each window of rows that should be read together; None if a shuffle may be global."""
+    max_documents: int | None = None
+    """The most documents that a row has; None if there is no bound."""
     layout: str | None = None
     """The only layout of batches of these rows; None if they have the layouts of trainers."""
 
@@ -215,6 +218,7 @@ class DerivedRows(Rows):
         self._rows = rows
         self.seq_len, self.num_rows, self.num_tokens = rows.seq_len, rows.num_rows, rows.num_tokens
         self.is_remote, self.has_stages, self.layout = rows.is_remote, rows.has_stages, rows.layout
+        self.max_documents = rows.max_documents
 
     def parts(self) -> list[tuple[str, Rows]]:
         """Return the other dataset."""
@@ -228,11 +232,14 @@ class PackedRows(Rows):
     has_lookahead: bool
     """Whether the span of a row has one token more than the row, the last target."""
 
-    def __init__(self, documents: Documents, seq_len: int, **settings: Any) -> None:
-        self.documents, self.seq_len = documents, seq_len
+    def __init__(
+        self, documents: Documents, seq_len: int, *, max_documents: int | None = None, **settings: Any
+    ) -> None:
+        self.documents, self.seq_len, self.max_documents = documents, seq_len, max_documents
         self.is_remote = documents.table.room_bytes is not None
         self.report = PackingReport()
-        self._settings = settings
+        # A setting at its default is left out, so that rows have the fingerprint that they had before there was it.
+        self._settings = settings if max_documents is None else {**settings, "max_documents": max_documents}
 
     @abstractmethod
     def spans(self, index: Integers) -> Spans:
@@ -293,7 +300,8 @@ class PackedRows(Rows):
     def title(self) -> str:
         """Return one line for the tree."""
         seed = f", seed {self._settings['seed']}" if "seed" in self._settings else ""
-        return f"pack {self.method}, seq_len {self.seq_len:,}{seed}: {self.report}"
+        most = f", at most {plural(self.max_documents, 'document')}" if self.max_documents is not None else ""
+        return f"pack {self.method}, seq_len {self.seq_len:,}{most}{seed}: {self.report}"
 
     def _tree(self, label: str, indent: str) -> Iterator[str]:
         yield from super()._tree(label, indent)

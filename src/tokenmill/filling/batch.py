@@ -97,12 +97,21 @@ class Batch(msgspec.Struct, Generic[Tensor], eq=False):
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """Where documents start when rows are laid end to end, and the end; int32, as FlashAttention expects."""
+        """Where documents start when rows are laid end to end, and the end; int32, as FlashAttention expects.
+
+        Of rows with `max_documents`, the end is repeated, so that all batches have one shape.
+        """
         return self._wrap(self._chunk.cover.cu_seqlens[self._first_row // self._chunk.batch_size])
 
     @property
+    def row_cu_seqlens(self) -> Tensor:
+        """The same for each row by itself, of shape (batch_size, n); the end of a row is repeated up to one length."""
+        stop = self._first_row + self._chunk.batch_size
+        return self._wrap(self._chunk.cover.row_cu_seqlens(self._first_row, stop))
+
+    @property
     def max_seqlen(self) -> int:
-        """The length of the longest segment."""
+        """The length of the longest segment; of rows with `max_documents`, always `seq_len`."""
         return self._chunk.cover.max_seqlens[self._first_row // self._chunk.batch_size]
 
     @property

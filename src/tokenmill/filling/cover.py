@@ -22,8 +22,9 @@ class Cover:
     What a batch asks for is computed on first use, for all rows.
     """
 
-    def __init__(self, segments: Segments, seq_len: int, batch_size: int) -> None:
+    def __init__(self, segments: Segments, seq_len: int, batch_size: int, max_documents: int | None = None) -> None:
         self.seq_len, self._batch_size = seq_len, batch_size
+        self._max_documents = max_documents
         edges, bounds = np.append(0, segments.ends), _count_up(segments.lengths)
         used = np.diff(bounds[edges])
         short = np.flatnonzero(used < seq_len)
@@ -104,7 +105,10 @@ class Cover:
 
     @cached_property
     def cu_seqlens(self) -> list[npt.NDArray[np.int32]]:
-        """For each batch, where segments start when its rows are laid end to end, and the end of the last."""
+        """For each batch, where segments start when its rows are laid end to end, and the end of the last.
+
+        With a bound on documents, the end is repeated until all have one length.
+        """
         batch_size = self._batch_size
         edges = self._edges[::batch_size]
         # Where one batch ends and the next one begins, both have the position.
@@ -113,11 +117,29 @@ class Cover:
         counts = np.diff(edges) + 1
         origins = np.arange(0, len(counts) * batch_size * self.seq_len, batch_size * self.seq_len)
         whole = (self._bounds.repeat(times) - origins.repeat(counts)).astype(np.int32)
+        if self._max_documents is not None:
+            # A row may have padding besides its documents.
+            padded = np.full((len(counts), batch_size * (self._max_documents + 1) + 1), batch_size * self.seq_len, "i4")
+            firsts = np.arange(len(counts)) * padded.shape[1] - (np.cumsum(counts) - counts)
+            padded.reshape(-1)[np.arange(len(whole)) + firsts.repeat(counts)] = whole
+            return list(padded)
         return [whole[first:last] for first, last in pairwise(_count_up(counts).tolist())]
+
+    def row_cu_seqlens(self, start: int, stop: int) -> npt.NDArray[np.int32]:
+        """For each row from `start` up to `stop`, where its segments start, and its end, repeated up to one length."""
+        counts = np.diff(self._edges[start : stop + 1])
+        most = int(counts.max()) if self._max_documents is None else self._max_documents + 1
+        found = np.full((stop - start, most + 1), self.seq_len, np.int32)
+        some = slice(self._edges[start], self._edges[stop])
+        firsts = np.arange(stop - start) * (most + 1) - (np.cumsum(counts) - counts)
+        found.reshape(-1)[np.arange(int(counts.sum())) + firsts.repeat(counts)] = self._segments.starts[some]
+        return found
 
     @cached_property
     def max_seqlens(self) -> list[int]:
-        """For each batch, the length of its longest segment."""
+        """For each batch, the length of its longest segment; with a bound on documents, always that of a row."""
+        if self._max_documents is not None:
+            return [self.seq_len] * ((len(self._edges) - 1) // self._batch_size)
         longest: list[int] = np.maximum.reduceat(self._segments.lengths, self._edges[: -1 : self._batch_size]).tolist()
         return longest
 

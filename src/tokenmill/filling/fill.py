@@ -49,7 +49,7 @@ class Chunk:
         self, rows: Rows, index: Integers, *, batch_size: int = 1, document_mask: bool = False, limit: int | None = None
     ) -> None:
         self.seq_len, self.batch_size, self.is_masked = rows.seq_len, batch_size, document_mask
-        self.start, self.stop = 0, len(index)
+        self.start, self.stop, self._max_documents = 0, len(index), rows.max_documents
         self._whole: Chunk | None = None
         self._spreads: dict[str, Array] = {}
         self._blank = np.flatnonzero(index >= limit) if limit is not None else index[:0]
@@ -137,7 +137,7 @@ class Chunk:
             (np.arange(self.stop) if resolved.at is None else resolved.at, resolved.rows.segments(resolved.numbers))
             for resolved in self._resolved
         ]
-        return Cover(join_segments(parts, self.stop), self.seq_len, self.batch_size)
+        return Cover(join_segments(parts, self.stop), self.seq_len, self.batch_size, self._max_documents)
 
     @cached_property
     def loss_weights(self) -> Array:

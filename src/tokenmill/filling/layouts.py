@@ -114,12 +114,8 @@ def olmo(batch: NumpyBatch) -> dict[str, Any]:
     label_mask = np.zeros(batch.targets.shape, np.bool_)
     label_mask[:, 1:] = batch.targets[:, :-1] != IGNORED
     num_rows, seq_len = batch.inputs.shape
-    edges = np.asarray(batch.cu_seqlens) if batch.is_masked else np.arange(0, (num_rows + 1) * seq_len, seq_len)
     # OLMo-core lays rows end to end and sums the lengths, so padding counts as a document.
-    rows = edges[:-1] // seq_len
-    places = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    doc_lens = np.zeros((num_rows, int(places.max()) + 1), np.int32)
-    doc_lens[rows, places] = np.diff(edges)
+    doc_lens = np.diff(batch.row_cu_seqlens) if batch.is_masked else np.full((num_rows, 1), seq_len, np.int32)
     return {
         "input_ids": batch.inputs,
         "doc_lens": doc_lens,

@@ -40,6 +40,7 @@ class RowFlags(TypedDict, total=False):
     long_documents: LongDocuments | LongPairs | LongPrompts | None
     shuffle: bool | Literal["blocks"]
     seed: int
+    max_documents: int | None
 
 
 class LoaderSettings(World, total=False):
@@ -67,6 +68,7 @@ class LoadSettings(LoaderSettings, TextSettings, total=False):
     long_documents: LongDocuments | LongPairs | LongPrompts | None
     shuffle: bool | Literal["blocks"] | None
     seed: int | None
+    max_documents: int | None
     split: str | None
     vocab_size: int | None
     block_tokens: int | None

@@ -52,6 +52,7 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
     seq_len: int
     packing: str = "concat"
     long_documents: str = "split"
+    max_documents: int | None = None
     shuffle: bool = True
     seed: int = 0
     window: str | int = WINDOW
@@ -61,6 +62,8 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
         whole_number(self.seq_len, "seq_len", 1)
         one_of(self.packing, get_args(Method), "packing")
         one_of(self.long_documents, get_args(LongDocuments), "long_documents")
+        if self.max_documents is not None:
+            whole_number(self.max_documents, "max_documents", 1)
         flag(self.shuffle, "shuffle")
         as_seed(self.seed)
 
@@ -72,6 +75,7 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
             method=self.packing,  # type: ignore[arg-type]
             long_documents=self.long_documents,  # type: ignore[arg-type]
             seed=seed,
+            max_documents=self.max_documents,
         )
         return shuffle_rows(packed, seed=seed) if self.shuffle else packed
 
@@ -127,12 +131,20 @@ class TokenizedText:
     def describe(self) -> dict[str, Any]:
         """Describe the text by its content, the flags that decide the tokens, and how rows are made of them."""
         files = [(file.name, file.bytes, file.fingerprint) for file in self._prepared.files]
+        row_settings = msgspec.to_builtins(self._settings)
+        if self.max_documents is None:
+            del row_settings["max_documents"]
         return {
-            **msgspec.to_builtins(self._settings),
+            **row_settings,
             "split": self._split,
             "tokenize": self._prepared.settings.flags(),
             "inputs": xxhash.xxh3_64_hexdigest(msgspec.json.encode(files)),
         }
+
+    @property
+    def max_documents(self) -> int | None:
+        """The bound on the documents of a row."""
+        return self._settings.max_documents
 
     @property
     def has_waited(self) -> bool:
