@@ -35,6 +35,8 @@ class Contender:
     """Whether a row is a slice of the flat file, so that its values can be checked."""
     is_masked: bool = False
     """Whether targets do not cross documents."""
+    is_cut: bool = False
+    """Whether a row is pieces of a longer one, so that a target need not be the next input."""
     made: str = ""
     """The folder that `make` fills from the flat file, once."""
     make: Callable[[Path, Path, int], None] | None = None
@@ -124,6 +126,20 @@ def tokenmill_masked(corpus: Path, rows: int, length: int, **settings: Any) -> P
 def tokenmill_fixed(corpus: Path, rows: int, length: int, *, packing: str) -> Pairs:
     """Fixed shapes: a bound on documents that a few rows reach."""
     return tokenmill_masked(corpus, rows, length, packing=packing, max_documents=max(16, length // 128))
+
+
+def tokenmill_cut(corpus: Path, rows: int, length: int) -> Pairs:
+    """One of two context-parallel ranks, which gets half of rows of twice the length."""
+    import tokenmill as tm
+
+    shared: Any = {"framework": "torch", "cp_rank": 1, "cp_size": 2}
+    return iter(tm.load(corpus / "store", seq_len=2 * length, batch_size=rows, **shared))
+
+
+def tokenmill_cut_documents(corpus: Path, rows: int, length: int) -> Pairs:
+    """The same with every document padded and cut, and all that an attention kernel needs."""
+    settings: Any = {"packing": "best-fit", "align": 4, "cp_by": "document", "cp_rank": 1, "cp_size": 2}
+    return tokenmill_masked(corpus, rows, 2 * length, **settings)
 
 
 def tokenmill_mixed(corpus: Path, rows: int, length: int) -> Pairs:
@@ -303,6 +319,8 @@ CONTENDERS: dict[str, Contender] = {
     "tokenmill, fixed shapes, best-fit": ours(
         partial(tokenmill_fixed, packing="best-fit"), is_masked=True, copies_slices=False
     ),
+    "tokenmill, context parallel": ours(tokenmill_cut, is_cut=True, copies_slices=False),
+    "tokenmill, context parallel by document": ours(tokenmill_cut_documents, is_cut=True, copies_slices=False),
     "tokenmill, no C": ours(partial(tokenmill_rows, framework="torch"), environment=NOT_COMPILED),
     "tokenmill, no C, document mask": ours(tokenmill_masked, is_masked=True, environment=NOT_COMPILED),
     "tokenmill, no C, best-fit mix": ours(

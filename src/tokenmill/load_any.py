@@ -147,6 +147,7 @@ def load(
     vocab_size: int | None = None,
     long_documents: str | None = None,
     max_documents: int | None = None,
+    align: int | None = None,
     block_tokens: int | None = None,
     cache_dir: str | Path | None = None,
     cache_bytes: str | int | None = None,
@@ -171,7 +172,12 @@ def load(
     `stream`, which takes the same settings.
     """
     row_settings = _given(
-        packing=packing, long_documents=long_documents, max_documents=max_documents, shuffle=shuffle, seed=seed
+        packing=packing,
+        long_documents=long_documents,
+        max_documents=max_documents,
+        align=align,
+        shuffle=shuffle,
+        seed=seed,
     )
     remote = _given(cache_dir=cache_dir, cache_bytes=cache_bytes, fetch=fetch)
     blocks = _given(block_tokens=block_tokens)
@@ -238,18 +244,20 @@ def make_rows(
     packing: str = "concat",
     long_documents: str | None = None,
     max_documents: int | None = None,
+    align: int | None = None,
     shuffle: bool | str = True,
     seed: int = 0,
     block_tokens: int | None = None,
 ) -> Rows:
     """Pack documents into rows and shuffle them with the same seed, as `load` does."""
     given: Any = _given(long_documents=long_documents)
+    shape: Any = _given(max_documents=max_documents, align=align)
     rows: Rows
     if isinstance(packing, str) and packing in SPECIAL:
-        _refuse(_given(max_documents=max_documents), f"has no effect on {packing}; leave it out")
+        _refuse(shape, f"has no effect on {packing}; leave it out")
         rows = SPECIAL[packing](documents, max_length=seq_len, **given)
     else:
-        rows = pack(documents, seq_len=seq_len, method=packing, seed=seed, max_documents=max_documents, **given)  # type: ignore[arg-type]
+        rows = pack(documents, seq_len=seq_len, method=packing, seed=seed, **shape, **given)  # type: ignore[arg-type]
     if shuffle == BLOCKS:
         size = DEFAULT_BLOCK_TOKENS if block_tokens is None else block_tokens
         return shuffle_rows(rows, seed=seed, block_tokens=size)

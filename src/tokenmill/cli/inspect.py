@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli._flags import AsJson, LongDocuments, MaxDocuments, Packing, Seed, SeqLen, Shuffle, Store
+from tokenmill.cli._flags import Align, AsJson, LongDocuments, MaxDocuments, Packing, Seed, SeqLen, Shuffle, Store
 from tokenmill.cli._output import console, print_json
 
 __all__ = ["inspect"]
@@ -20,6 +20,7 @@ def inspect(
     packing: Packing = "concat",
     long_documents: LongDocuments = None,
     max_documents: MaxDocuments = None,
+    align: Align = None,
     shuffle: Shuffle = True,
     seed: Seed = 0,
     split: Annotated[str, typer.Option(help="Split of the document or row.")] = "train",
@@ -42,6 +43,7 @@ def inspect(
         packing=packing,  # type: ignore[arg-type]
         long_documents=long_documents,  # type: ignore[arg-type]
         max_documents=max_documents,
+        align=align,
         shuffle=shuffle,
         seed=seed,
     )

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli._flags import (
+    Align,
     AsJson,
     BatchSize,
     LongDocuments,
@@ -34,6 +35,7 @@ def trace(
     packing: Packing = "concat",
     long_documents: LongDocuments = None,
     max_documents: MaxDocuments = None,
+    align: Align = None,
     shuffle: Shuffle = True,
     seed: Seed = 0,
     split: Annotated[str, row_option(help="Split of the store.")] = "train",
@@ -57,6 +59,7 @@ def trace(
         packing=packing,
         long_documents=long_documents,
         max_documents=max_documents,
+        align=align,
         shuffle=shuffle,
         seed=seed,
     )

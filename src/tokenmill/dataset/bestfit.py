@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tokenmill.dataset._bin_packing import count_bins, fit
 from tokenmill.dataset.packing_report import LongDocuments
-from tokenmill.dataset.rows import Integers, PackedRows, Segments, Spans
+from tokenmill.dataset.rows import Integers, PackedRows, Segments, Spans, aligned
 from tokenmill.dataset.shuffle import make_key, permute
 from tokenmill.store.documents import Documents
 
@@ -81,7 +81,7 @@ class BestFitRows(PackedRows):
             self.report.num_bounded_rows += num_bounded
             return len(packed.ends)
         whole, rest = self._divide(lengths)
-        num_bins, num_bounded = count_bins(rest[rest > 0], self.seq_len, self._most)
+        num_bins, num_bounded = count_bins(aligned(rest[rest > 0], self.align), self.seq_len, self._most)
         self.report.num_bounded_rows += num_bounded
         return int(whole.sum()) + num_bins
 
@@ -104,7 +104,7 @@ class BestFitRows(PackedRows):
         full = np.repeat(np.arange(len(lengths)), whole)
         parts = np.arange(len(full)) - np.repeat(np.cumsum(whole) - whole, whole)
         shared = np.flatnonzero(rest)
-        fitted = fit(rest[shared], self.seq_len, self._most)
+        fitted = fit(aligned(rest[shared], self.align), self.seq_len, self._most)
         documents = members[np.concatenate([full, shared[fitted.order]])]
         ends = np.concatenate([np.arange(1, len(full) + 1), len(full) + fitted.ends])
         packed = _PackedWindow(documents.astype(kind), ends.astype(np.uint32), parts.astype(np.uint32))
@@ -167,7 +167,8 @@ class BestFitRows(PackedRows):
         rest = lengths // self.seq_len if self._long_documents == "split" else 0
         starts = starts + np.where(parts >= 0, parts, rest) * self.seq_len
         pieces = np.minimum(stops - starts, self.seq_len)
-        before = np.cumsum(pieces) - pieces
+        room = aligned(pieces, self.align)
+        before = np.cumsum(room) - room
         firsts = np.concatenate([[0], ends[:-1]])
         in_row = before - np.repeat(before[firsts], np.diff(ends, prepend=0))
         return Segments(ends, in_row, pieces, documents, starts + pieces == stops), starts

@@ -8,7 +8,7 @@ The `report` of a packing counts what it leaves out.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -40,12 +40,13 @@ def pack(
     long_documents: LongDocuments = "split",
     seed: int = 0,
     max_documents: int | None = None,
+    align: int = 1,
 ) -> PackedRows:
     """Cut a store (its first split) or some of its documents into rows of `seq_len` tokens.
 
     `long_documents` says what `best-fit` and `pad` do with documents that are longer than a row. `seed` decides
     the order in which `best-fit` takes documents. No row has more than `max_documents`, so that batches have fixed
-    shapes: `cu_seqlens` has the same length in each of them.
+    shapes: `cu_seqlens` has the same length in each of them. Documents are padded to multiples of `align` tokens.
     """
     documents = as_documents(source, "pack")
     seq_len, seed = whole_number(seq_len, "seq_len", 1, LONGEST_ROW), as_seed(seed)
@@ -53,12 +54,18 @@ def pack(
     long_documents = cast("LongDocuments", one_of(long_documents, get_args(LongDocuments), "long_documents"))
     if documents.holds is not None:
         raise refuse_special(documents)
+    align = whole_number(align, "align", 1, LONGEST_ROW)
     if max_documents is not None:
         max_documents = whole_number(max_documents, "max_documents", 1, LONGEST_ROW)
+    if seq_len % align:
+        raise UsageError(f"seq_len {seq_len:,} is not a multiple of align {align:,}; change one of them")
+    shape: Any = {"max_documents": max_documents, "align": align}
     if method == "best-fit":
-        return BestFitRows(documents, seq_len, long_documents=long_documents, seed=seed, max_documents=max_documents)
+        return BestFitRows(documents, seq_len, long_documents=long_documents, seed=seed, **shape)
     if method == "pad":
-        return PaddedRows(documents, seq_len, long_documents=long_documents, max_documents=max_documents)
+        return PaddedRows(documents, seq_len, long_documents=long_documents, **shape)
+    if align > 1:
+        raise UsageError(f"align {align:,} pads documents, and packing='concat' joins them; use 'best-fit' or 'pad'")
     if max_documents is not None:
         from tokenmill.dataset.bounded_concat import BoundedConcatRows
 
@@ -145,10 +152,8 @@ class PaddedRows(PackedRows):
     method = "pad"
     has_lookahead = False
 
-    def __init__(
-        self, documents: Documents, seq_len: int, *, long_documents: LongDocuments, max_documents: int | None = None
-    ) -> None:
-        super().__init__(documents, seq_len, long_documents=long_documents, max_documents=max_documents)
+    def __init__(self, documents: Documents, seq_len: int, *, long_documents: LongDocuments, **shape: Any) -> None:
+        super().__init__(documents, seq_len, long_documents=long_documents, **shape)
         self._rows = UnevenRows(documents.num_documents, *self._find_odd(long_documents))
         self._set_counts(self._rows.num_rows)
 

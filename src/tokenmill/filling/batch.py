@@ -104,6 +104,22 @@ class Batch(msgspec.Struct, Generic[Tensor], eq=False):
         return self._wrap(self._chunk.cover.cu_seqlens[self._first_row // self._chunk.batch_size])
 
     @property
+    def cu_seqlens_unpadded(self) -> Tensor:
+        """The sums of the documents' lengths without the padding of `align` or of rows, for TransformerEngine.
+
+        There is one for each of `cu_seqlens`, which counts padding as it is in the batch. With context parallelism,
+        both are about the whole rows.
+        """
+        return self._wrap(self._chunk.cover.unpadded_cu_seqlens(self._first_row // self._chunk.batch_size))
+
+    @property
+    def row_places(self) -> Tensor:
+        """The place in its row of each token of a row; 0, 1, 2, ... except with context parallelism."""
+        cutter = self._chunk.cutter
+        places = np.arange(self._chunk.seq_len) if cutter is None else cutter.row_places
+        return self._wrap(places.astype(np.int32))
+
+    @property
     def row_cu_seqlens(self) -> Tensor:
         """The same for each row by itself, of shape (batch_size, n); the end of a row is repeated up to one length."""
         stop = self._first_row + self._chunk.batch_size

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tokenmill.dataset.rows import PADDING, Integers, Segments, join_segments
 from tokenmill.filling import kernels
+from tokenmill.filling.context import Cut, RowCutter
 
 __all__ = ["Cover"]
 
@@ -22,14 +23,23 @@ class Cover:
     What a batch asks for is computed on first use, for all rows.
     """
 
-    def __init__(self, segments: Segments, seq_len: int, batch_size: int, max_documents: int | None = None) -> None:
+    def __init__(
+        self,
+        segments: Segments,
+        seq_len: int,
+        batch_size: int,
+        max_documents: int | None = None,
+        cutter: RowCutter | None = None,
+    ) -> None:
         self.seq_len, self._batch_size = seq_len, batch_size
-        self._max_documents = max_documents
+        self._max_documents, self._cutter = max_documents, cutter
+        if cutter is not None:
+            segments = cutter.fill_gaps(segments)
         edges, bounds = np.append(0, segments.ends), _count_up(segments.lengths)
         used = np.diff(bounds[edges])
         short = np.flatnonzero(used < seq_len)
-        self._is_padded = len(short) > 0
-        if self._is_padded:
+        self._is_padded = len(short) > 0 or cutter is not None
+        if len(short):
             room, count = used[short], len(short)
             blank = np.full(count, PADDING), np.zeros(count, bool)
             padding = Segments(np.arange(1, count + 1), room, seq_len - room, *blank)
@@ -39,20 +49,37 @@ class Cover:
         self._edges = edges
         # Where segments start and end when all rows are laid end to end.
         self._bounds = bounds
+        # The same for documents with the padding after them.
+        self._block_edges, self._block_bounds = edges, bounds
+        if cutter is not None:
+            heads = ~cutter.are_gaps(segments)
+            self._block_edges, self._block_bounds = _count_up(heads)[edges], bounds[np.append(heads, True)]
         self.asked: set[str] = set()
         """The fields that batches of these rows have asked for; the next batches get all of them in one pass."""
 
     def document_ends(self, start: int, stop: int) -> Integers:
         """Return the places of documents' last tokens when the rows from `start` up to `stop` are laid end to end."""
         ends, edges = self._ends
-        places: Integers = ends[edges[start] : edges[stop]] - (start * self.seq_len + 1)
+        width = self.seq_len if self._cutter is None else self._cutter.width
+        places: Integers = ends[edges[start] : edges[stop]] - (start * width + 1)
         return places
 
     @cached_property
     def _ends(self) -> tuple[Integers, Integers]:
         """Where documents end when all rows are laid end to end, and which of these is the first of each row."""
         is_end = self._segments.is_end
-        return self._bounds[1:][is_end], _count_up(is_end)[self._edges]
+        if self._cutter is None:
+            return self._bounds[1:][is_end], _count_up(is_end)[self._edges]
+        cut, edges = self._cut
+        is_end = is_end[cut.runs] & cut.is_last
+        return (cut.places + cut.lengths)[is_end], _count_up(is_end)[edges]
+
+    @cached_property
+    def _cut(self) -> tuple[Cut, Integers]:
+        """The pieces of segments that the rank holds, and which of them is the first of each row."""
+        assert self._cutter is not None
+        cut = self._cutter.cut_segments(self._edges, self._segments)
+        return cut, np.searchsorted(cut.places, np.arange(len(self._edges)) * self._cutter.width)
 
     def spread(
         self,
@@ -67,6 +94,9 @@ class Cover:
         A position is that of a token in its document's part of the row.
         """
         lengths = self._segments.lengths
+        if self._cutter is not None:
+            self._spread_cut(start, stop, positions, segment_ids)
+            return
         if kernels.compiled is not None:
             some = slice(self._edges[start], self._edges[stop])
             kernels.compiled.spread(lengths[some], self._ids[some], positions, segment_ids)
@@ -81,6 +111,19 @@ class Cover:
             if segment_ids is not None:
                 segment_ids[tokens] = self._ids[segments].repeat(times)
 
+    def _spread_cut(self, start: int, stop: int, positions: Any, segment_ids: Any) -> None:
+        """Do the same for the pieces that the rank holds, whose positions begin anywhere."""
+        cut, edges = self._cut
+        some = slice(edges[start], edges[stop])
+        lengths, ids = cut.lengths[some], self._ids[cut.runs[some]].astype(np.int32)
+        if positions is not None:
+            # Positions count up through the batch, but for a shift that is constant in a piece.
+            first = cut.places[edges[start]] if edges[stop] > edges[start] else 0
+            shifts = (cut.offsets[some] - (cut.places[some] - first)).astype(np.int32)
+            np.add(shifts.repeat(lengths), np.arange(len(positions), dtype=np.int32), out=positions)
+        if segment_ids is not None:
+            segment_ids[:] = ids.repeat(lengths)
+
     @cached_property
     def _starts(self) -> npt.NDArray[Any]:
         """The start of each segment in its row, in as few bytes as hold it."""
@@ -90,7 +133,10 @@ class Cover:
     def _ids(self) -> npt.NDArray[Any]:
         """1, 2, ... in each row, and 0 for padding."""
         numbers = np.arange(1, len(self._bounds))
-        ids: Integers = numbers - self._edges[:-1].repeat(np.diff(self._edges))
+        if self._cutter is not None:
+            numbers = np.cumsum(self._segments.documents != PADDING)
+        before = self._edges[:-1] if self._cutter is None else np.append(0, numbers)[self._edges[:-1]]
+        ids: Integers = numbers - before.repeat(np.diff(self._edges))
         if self._is_padded:
             ids[self._segments.documents == PADDING] = 0
         return ids.astype(np.int32) if kernels.compiled is not None else _narrow(ids)
@@ -105,42 +151,49 @@ class Cover:
 
     @cached_property
     def cu_seqlens(self) -> list[npt.NDArray[np.int32]]:
-        """For each batch, where segments start when its rows are laid end to end, and the end of the last.
+        """For each batch, where documents start when its rows are laid end to end, and the end of the last.
 
-        With a bound on documents, the end is repeated until all have one length.
+        Padding is a part of the document before it, but at the end of a row it counts as one more document. With a
+        bound on documents, the end is repeated until all have one length.
         """
         batch_size = self._batch_size
-        edges = self._edges[::batch_size]
+        edges = self._block_edges[::batch_size]
         # Where one batch ends and the next one begins, both have the position.
-        times = np.ones(len(self._bounds), np.int64)
+        times = np.ones(len(self._block_bounds), np.int64)
         times[edges[1:-1]] = 2
         counts = np.diff(edges) + 1
         origins = np.arange(0, len(counts) * batch_size * self.seq_len, batch_size * self.seq_len)
-        whole = (self._bounds.repeat(times) - origins.repeat(counts)).astype(np.int32)
+        whole = (self._block_bounds.repeat(times) - origins.repeat(counts)).astype(np.int32)
         if self._max_documents is not None:
-            # A row may have padding besides its documents.
-            padded = np.full((len(counts), batch_size * (self._max_documents + 1) + 1), batch_size * self.seq_len, "i4")
-            firsts = np.arange(len(counts)) * padded.shape[1] - (np.cumsum(counts) - counts)
-            padded.reshape(-1)[np.arange(len(whole)) + firsts.repeat(counts)] = whole
-            return list(padded)
+            return list(_pad(whole, counts, batch_size * (self._max_documents + 1) + 1, batch_size * self.seq_len))
         return [whole[first:last] for first, last in pairwise(_count_up(counts).tolist())]
+
+    def unpadded_cu_seqlens(self, batch: int) -> npt.NDArray[np.int32]:
+        """The same without any padding: the sums of the documents' own lengths; one for each of `cu_seqlens`."""
+        first, last = batch * self._batch_size, (batch + 1) * self._batch_size
+        some = slice(self._block_edges[first], self._block_edges[last])
+        starts = np.searchsorted(self._bounds[:-1], self._block_bounds[some])
+        lengths = np.where(self._segments.documents[starts] == PADDING, 0, self._segments.lengths[starts])
+        found = np.zeros(len(self.cu_seqlens[batch]), np.int32)
+        np.cumsum(lengths, out=found[1 : len(lengths) + 1])
+        found[len(lengths) + 1 :] = found[len(lengths)]
+        return found
 
     def row_cu_seqlens(self, start: int, stop: int) -> npt.NDArray[np.int32]:
         """For each row from `start` up to `stop`, where its segments start, and its end, repeated up to one length."""
-        counts = np.diff(self._edges[start : stop + 1])
+        edges = self._block_edges[start : stop + 1]
+        counts = np.diff(edges)
         most = int(counts.max()) if self._max_documents is None else self._max_documents + 1
-        found = np.full((stop - start, most + 1), self.seq_len, np.int32)
-        some = slice(self._edges[start], self._edges[stop])
-        firsts = np.arange(stop - start) * (most + 1) - (np.cumsum(counts) - counts)
-        found.reshape(-1)[np.arange(int(counts.sum())) + firsts.repeat(counts)] = self._segments.starts[some]
-        return found
+        origins = np.arange(start, stop).repeat(counts) * self.seq_len
+        return _pad(self._block_bounds[edges[0] : edges[-1]] - origins, counts, most + 1, self.seq_len)
 
     @cached_property
     def max_seqlens(self) -> list[int]:
         """For each batch, the length of its longest segment; with a bound on documents, always that of a row."""
         if self._max_documents is not None:
             return [self.seq_len] * ((len(self._edges) - 1) // self._batch_size)
-        longest: list[int] = np.maximum.reduceat(self._segments.lengths, self._edges[: -1 : self._batch_size]).tolist()
+        lengths = np.diff(self._block_bounds)
+        longest: list[int] = np.maximum.reduceat(lengths, self._block_edges[: -1 : self._batch_size]).tolist()
         return longest
 
     def documents_of(self, row: int) -> list[tuple[int, int, int]]:
@@ -149,6 +202,14 @@ class Cover:
         columns = (self._segments.documents[some], self._segments.starts[some], self._segments.lengths[some])
         found = zip(*(column.tolist() for column in columns), strict=True)
         return [segment for segment in found if segment[0] != PADDING]
+
+
+def _pad(values: npt.NDArray[Any], counts: Integers, width: int, end: int) -> npt.NDArray[np.int32]:
+    """Return a row of some width for each count, with so many of the values, and then the end."""
+    found = np.full((len(counts), width), end, np.int32)
+    firsts = np.arange(len(counts)) * width - (np.cumsum(counts) - counts)
+    found.reshape(-1)[np.arange(len(values)) + firsts.repeat(counts)] = values
+    return found
 
 
 def _rows_at_once(seq_len: int) -> int:

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.rows import Integers, ResolvedRows, Rows, join_segments
+from tokenmill.dataset.rows import Integers, ResolvedRows, Rows, Spans, join_segments
 from tokenmill.errors import StoreError
 from tokenmill.filling import kernels
 from tokenmill.filling.buffers import BufferPool
+from tokenmill.filling.context import ContextShare, RowCutter, make_cutter
 from tokenmill.filling.cover import Cover
 from tokenmill.store.documents import Documents
-from tokenmill.store.mapping import will_need
+from tokenmill.store.mapping import everywhere, will_need
 
 __all__ = ["IGNORED", "Chunk"]
 
@@ -46,9 +47,18 @@ class Chunk:
     targets: Array
 
     def __init__(
-        self, rows: Rows, index: Integers, *, batch_size: int = 1, document_mask: bool = False, limit: int | None = None
+        self,
+        rows: Rows,
+        index: Integers,
+        *,
+        batch_size: int = 1,
+        document_mask: bool = False,
+        limit: int | None = None,
+        share: ContextShare | None = None,
     ) -> None:
         self.seq_len, self.batch_size, self.is_masked = rows.seq_len, batch_size, document_mask
+        self.cutter = make_cutter(rows, share) if share is not None or rows.align > 1 else None
+        self._width = rows.seq_len if self.cutter is None else self.cutter.width
         self.start, self.stop, self._max_documents = 0, len(index), rows.max_documents
         self._whole: Chunk | None = None
         self._spreads: dict[str, Array] = {}
@@ -59,9 +69,9 @@ class Chunk:
             self._resolved = [resolved.among(filled) for resolved in found]
         else:
             self._resolved = rows.resolve(index)
-        self._spans = _locate(self._resolved, None, len(index))
-        self._masks = _locate(self._resolved, ".mask", len(index))
-        self._weights = _locate(self._resolved, ".weight", len(index))
+        self._spans = _locate(self._resolved, None, len(index), self.cutter)
+        self._masks = _locate(self._resolved, ".mask", len(index), self.cutter)
+        self._weights = _locate(self._resolved, ".weight", len(index), self.cutter)
 
     def cut(self, start: int, stop: int) -> Chunk:
         """Return the rows from `start` up to `stop` as a chunk to be filled by itself."""
@@ -80,13 +90,13 @@ class Chunk:
 
     def fill(self, pool: BufferPool) -> Chunk:
         """Fill inputs and targets in memory of a pool."""
-        both = pool.take((2, self.stop - self.start, self.seq_len))
+        both = pool.take((2, self.stop - self.start, self._width))
         self.copy(both[0], both[1])
-        self.inputs, self.targets = both.reshape(2, -1, self.batch_size, self.seq_len)
+        self.inputs, self.targets = both.reshape(2, -1, self.batch_size, self._width)
         return self
 
     def copy(self, inputs: Array, targets: Array) -> None:
-        """Fill arrays of shape (number of rows, seq_len)."""
+        """Fill arrays of shape (number of rows, tokens of a row)."""
         for spans in self._spans:
             _copy(spans, self.start, self.stop, inputs, targets)
         if self._masks:
@@ -100,7 +110,7 @@ class Chunk:
 
     def _copy_values(self, several: list[_LocatedSpans], dtype: npt.DTypeLike) -> Array:
         """Copy the values that a store has beside its tokens, for inputs and for targets; 1 for rows that have none."""
-        values = np.ones((2, self.stop - self.start, self.seq_len), dtype)
+        values = np.ones((2, self.stop - self.start, self._width), dtype)
         for spans in several:
             _copy(spans, self.start, self.stop, values[0], values[1])
         # Targets are one token further than inputs, and so are the values that belong to them.
@@ -137,7 +147,8 @@ class Chunk:
             (np.arange(self.stop) if resolved.at is None else resolved.at, resolved.rows.segments(resolved.numbers))
             for resolved in self._resolved
         ]
-        return Cover(join_segments(parts, self.stop), self.seq_len, self.batch_size, self._max_documents)
+        shape = self.seq_len, self.batch_size, self._max_documents, self.cutter
+        return Cover(join_segments(parts, self.stop), *shape)
 
     @cached_property
     def loss_weights(self) -> Array:
@@ -168,20 +179,27 @@ class _LocatedSpans(NamedTuple):
     `at` are the places of their rows in the chunk, ascending; None for all of its rows. Row i has the spans from
     `edges[i]` up to `edges[i + 1]`. Span i begins with token `indices[i]` of memory, see `everywhere`. Spans that are
     not in one piece of mapped memory have the index -1, or that of another row if rows are contiguous. They are in
-    `apart`: (row, column in it, length, documents, first token).
+    `apart`: (row, column in it, length, documents, first token, number of targets). Padding has the index `BLANK`.
+    `followed` are the spans whose last token has a target, the token after them: (row, column, span) of each.
+
+    If a cutter makes several strips of a row, all this is about strips.
     """
 
     is_contiguous: bool
+    num_strips: int
     stored: np.dtype[Any]
     at: Integers | None
     edges: Integers
     lengths: Integers
     indices: Integers
-    apart: list[tuple[int, int, int, Documents, int]]
+    apart: list[tuple[int, int, int, Documents, int, int]]
+    followed: tuple[Integers, Integers, Integers] | None
     name: str
 
 
-def _locate(found: list[ResolvedRows], suffix: str | None, num_rows: int) -> list[_LocatedSpans]:
+def _locate(
+    found: list[ResolvedRows], suffix: str | None, num_rows: int, cutter: RowCutter | None
+) -> list[_LocatedSpans]:
     """Locate rows, or the values that stores have beside their tokens, in files that end in `suffix`.
 
     All rows of one kind and type are located together, so that a mixture costs no more than its sources.
@@ -193,53 +211,100 @@ def _locate(found: list[ResolvedRows], suffix: str | None, num_rows: int) -> lis
             documents = resolved.rows.documents.view(suffix) if suffix in resolved.rows.documents.beside else None
         if documents is not None:
             groups.setdefault((resolved.rows.has_lookahead, documents.dtype), []).append((documents, resolved))
-    return [_locate_group(group, num_rows) for group in groups.values()]
+    return [_locate_group(group, num_rows, cutter) for group in groups.values()]
 
 
-def _locate_group(group: list[tuple[Documents, ResolvedRows]], num_rows: int) -> _LocatedSpans:
+def _locate_group(
+    group: list[tuple[Documents, ResolvedRows]], num_rows: int, cutter: RowCutter | None
+) -> _LocatedSpans:
     spans = [resolved.rows.spans(resolved.numbers) for _, resolved in group]
+    places: list[Any] = [resolved.at for _, resolved in group]
+    followed: list[Any] = [None] * len(group)
+    if cutter is not None:
+        cut = [cutter.cut_spans(resolved.rows, some) for (_, resolved), some in zip(group, spans, strict=True)]
+        spans, followed = [some for some, _ in cut], [some for _, some in cut]
+        places = [None if at is None else cutter.strips_of(at) for at in places]
+        num_rows *= cutter.num_strips
     join: Any = np.concatenate if len(group) > 1 else itemgetter(0)
     order: Any = slice(None)
-    at, ends = group[0][1].at, spans[0].ends
+    at, ends = places[0], spans[0].ends
     if at is not None:
-        at = join([resolved.at for _, resolved in group])
+        at = join(places)
         sizes = join([np.diff(some.ends, prepend=0) for some in spans])
         by_row = np.argsort(at, kind="stable")
         firsts, sizes = (np.cumsum(sizes) - sizes)[by_row], sizes[by_row]
         ends = np.cumsum(sizes)
         order = np.arange(int(sizes.sum())) + np.repeat(firsts - (ends - sizes), sizes)
         at = at[by_row] if len(at) < num_rows else None
-    pairs = zip(group, spans, strict=True)
-    addresses = join([documents.addresses(some.starts, some.lengths) for (documents, _), some in pairs])[order]
+    has_next = None
+    if any(some is not None for some in followed):
+        pairs = zip(followed, spans, strict=True)
+        followed = [np.zeros(len(own.starts), bool) if some is None else some for some, own in pairs]
+        has_next = join(followed)[order]
+    found = [(documents, some, more) for (documents, _), some, more in zip(group, spans, followed, strict=True)]
+    if cutter is None:
+        addresses = join([documents.addresses(some.starts, some.lengths) for documents, some, _ in found])[order]
+    else:
+        addresses = join([_find_addresses(*some) for some in found])[order]
     edges, lengths = np.append(0, ends), join([some.lengths for some in spans])[order]
-    apart: list[tuple[int, int, int, Documents, int]] = []
-    numbers = np.flatnonzero(addresses == 0)
     stored, is_contiguous = group[0][0].dtype, group[0][1].rows.has_lookahead
+    apart: list[tuple[int, int, int, Documents, int, int]] = []
+    numbers = np.flatnonzero(addresses == 0)
     if len(numbers):
         owners = np.repeat(np.arange(len(group)), [len(some.starts) for some in spans])[order][numbers]
-        rows = np.searchsorted(edges, numbers, "right") - 1
-        before = np.append(0, np.cumsum(lengths))
-        columns, starts = before[numbers] - before[edges[rows]], join([some.starts for some in spans])[order][numbers]
+        rows, columns = _places(edges, lengths, numbers)
         documents = [group[owner][0] for owner in owners.tolist()]
-        places = rows.tolist(), columns.tolist(), lengths[numbers].tolist()
-        apart = list(zip(*places, documents, starts.tolist(), strict=True))
+        starts, sizes = join([some.starts for some in spans])[order][numbers], lengths[numbers]
+        targets = sizes - 1 if has_next is None else sizes - 1 + has_next[numbers]
+        columns_of = rows.tolist(), columns.tolist(), sizes.tolist(), documents, starts.tolist(), targets.tolist()
+        apart = list(zip(*columns_of, strict=True))
         if is_contiguous:
             # The loops copy every row, so use a row that is in memory in place of each that is not.
             addresses[numbers] = addresses.max()
     return _LocatedSpans(
         is_contiguous=is_contiguous,
+        num_strips=1 if cutter is None else cutter.num_strips,
         stored=stored,
         at=at,
         edges=edges,
         lengths=lengths,
         indices=addresses // stored.itemsize - 1,
         apart=apart,
+        followed=None if has_next is None else _find_followed(edges, lengths, addresses, has_next),
         name=" or ".join(dict.fromkeys(documents.name for documents, _ in group)),
     )
 
 
+def _find_addresses(documents: Documents, spans: Spans, followed: npt.NDArray[np.bool_] | None) -> Integers:
+    """Return where spans are in memory, each with the token after it if that is a target; 0 if they are not."""
+    lengths = spans.lengths if followed is None else spans.lengths + followed
+    is_blank = spans.starts < 0
+    if not is_blank.any():
+        return documents.addresses(spans.starts, lengths)
+    found = np.full(len(lengths), (kernels.BLANK + 1) * documents.dtype.itemsize)
+    found[~is_blank] = documents.addresses(spans.starts[~is_blank], lengths[~is_blank])
+    return found
+
+
+def _places(edges: Integers, lengths: Integers, numbers: Integers) -> tuple[Integers, Integers]:
+    """Return the row of some spans, and the column in it at which each begins."""
+    rows = np.searchsorted(edges, numbers, "right") - 1
+    before = np.append(0, np.cumsum(lengths))
+    return rows, before[numbers] - before[edges[rows]]
+
+
+def _find_followed(
+    edges: Integers, lengths: Integers, addresses: Integers, has_next: npt.NDArray[np.bool_]
+) -> tuple[Integers, Integers, Integers]:
+    """Return row, column and number of the spans in memory whose last token has the token after it as a target."""
+    numbers = np.flatnonzero(has_next & (addresses > 0))
+    rows, columns = _places(edges, lengths, numbers)
+    return rows, columns + lengths[numbers] - 1, numbers
+
+
 def _range(spans: _LocatedSpans, start: int, stop: int) -> tuple[int, int, Integers | None]:
     """Return which of these rows are in a range of the chunk, and their places in it (None: the whole range)."""
+    start, stop = start * spans.num_strips, stop * spans.num_strips
     if spans.at is None:
         return start, stop, None
     low, high = np.searchsorted(spans.at, (start, stop)).tolist()
@@ -251,6 +316,8 @@ def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: A
     low, high, places = _range(spans, start, stop)
     if low == high:
         return
+    if spans.num_strips > 1:
+        inputs, targets = (array.reshape(len(array) * spans.num_strips, -1) for array in (inputs, targets))
     indices = spans.indices
     copy_rows: Any = kernels.contiguous
     copy_pieces: Any = kernels.pieced
@@ -263,6 +330,8 @@ def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: A
             copy_pieces(edges, indices, spans.lengths, IGNORED, kind, places, inputs, targets)
         elif indices[low] >= 0:
             copy_rows(indices[low:high], kind, places, inputs, targets)
+        if spans.followed is not None:
+            _copy_followed(spans, low, high, places, targets)
         if spans.apart:
             _copy_apart(spans, low, high, places, inputs, targets)
     except OverflowError as error:
@@ -274,9 +343,19 @@ def _copy_apart(
 ) -> None:
     """Fill in the spans of some rows that cross the end of a shard or are not mapped."""
     apart: list[tuple[Any, ...]] = spans.apart[bisect_left(spans.apart, (low,)) : bisect_left(spans.apart, (high,))]
-    for number, column, length, documents, start in apart:
-        tokens = documents.read(start, start + length)
+    for number, column, length, documents, start, num_targets in apart:
+        tokens = documents.read(start, start + num_targets + 1)
         kernels.check_range(tokens, inputs.dtype)
         row = number - low if places is None else int(places[number - low])
-        inputs[row, column : column + length] = tokens[: inputs.shape[1]]
-        targets[row, column : column + length - 1] = tokens[1:]
+        inputs[row, column : column + length] = tokens[: min(length, inputs.shape[1])]
+        targets[row, column : column + num_targets] = tokens[1:]
+
+
+def _copy_followed(spans: _LocatedSpans, low: int, high: int, places: Integers | None, targets: Array) -> None:
+    """Fill in the target of the last token of pieces that end where a chunk of their document does."""
+    assert spans.followed is not None
+    first, last = np.searchsorted(spans.followed[0], (low, high)).tolist()
+    rows, columns, numbers = (some[first:last] for some in spans.followed)
+    tokens = everywhere(spans.stored.str, spans.stored.itemsize)[spans.indices[numbers] + spans.lengths[numbers]]
+    kernels.check_range(tokens, targets.dtype)
+    targets[rows - low if places is None else places[rows - low], columns] = tokens

@@ -19,6 +19,8 @@ __all__ = ["FLAT", "LAYOUTS", "Layout", "map_parts"]
 
 FLAT = "hf-flat"
 """The layout whose batches are one row of all tokens: none of its parts has the shape (batch_size, seq_len)."""
+UNSHIFTED = ("hf", FLAT, "olmo")
+"""Layouts without targets, in which a label is the token at its own place."""
 RAGGED = {"doc_lens", "max_doc_lens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
 """Parts of batches that do not have one value for each token."""
 
@@ -149,7 +151,7 @@ def _positions(batch: NumpyBatch) -> npt.NDArray[Any]:
     if batch.is_masked:
         restarting: npt.NDArray[Any] = batch.positions
         return restarting
-    return np.broadcast_to(np.arange(batch.inputs.shape[1], dtype=np.int32), batch.inputs.shape).copy()
+    return np.broadcast_to(batch.row_places, batch.inputs.shape).copy()
 
 
 def _ids_only(targets: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -28,7 +28,7 @@ from tokenmill.filling.layouts import FLAT, LAYOUTS, map_parts
 from tokenmill.filling.row_layouts import own_layout
 from tokenmill.loaders._prefetch import Prefetcher
 from tokenmill.loaders._state import VERSION, check_state
-from tokenmill.loaders._world import World, find_rank
+from tokenmill.loaders._world import World, find_rank, find_share
 from tokenmill.store.background_check import BackgroundCheck
 
 __all__ = ["FRAMEWORKS", "BatchType", "Loader", "batch_dtype", "count_rows", "make_loader"]
@@ -94,13 +94,18 @@ class Loader(Generic[BatchType]):
         self.batch_size = whole_number(batch_size, "batch_size", 1, MOST_ROWS_OF_BATCH)
         if unknown := world.keys() - World.__annotations__:
             raise TypeError(f"{type(self).__name__} got an unexpected setting {min(unknown)!r}")
-        self.rank, self.world_size = find_rank(**world) if world else (0, 1)
+        self.rank, self.world_size = (
+            find_rank(world.get("rank"), world.get("world_size"), world.get("group")) if world else (0, 1)
+        )
         self.global_batch_size = self.batch_size * self.world_size
         """Rows of one step over all ranks."""
         is_packed = self.rows.layout is None
         self._layout = LAYOUTS[one_of(layout, LAYOUTS, "layout")] if is_packed else own_layout(self.rows, layout)
         self._is_plain, self._is_flat = layout == "xy" and is_packed, layout == FLAT and is_packed
         self._document_mask = flag(document_mask, "document_mask")
+        self._share = find_share(self.rows, self._document_mask, layout, world) if world else None
+        self._width = self.rows.seq_len // (1 if self._share is None else self._share.size)
+        """Tokens of each row that this rank gets."""
         self._prefetch = whole_number(prefetch, "prefetch", 0)
         self._epochs, self._drop_last = epochs, flag(drop_last, "drop_last")
         self._find_end()
@@ -288,7 +293,8 @@ class Loader(Generic[BatchType]):
         firsts = row + np.arange(num_batches) * self.global_batch_size + self.rank * self.batch_size
         index = (firsts[:, None] + np.arange(self.batch_size)).reshape(-1)
         limit = 0 if is_blank else self._num_rows
-        return Chunk(self.rows, index, batch_size=self.batch_size, document_mask=self._document_mask, limit=limit)
+        shape: Any = {"batch_size": self.batch_size, "document_mask": self._document_mask, "share": self._share}
+        return Chunk(self.rows, index, limit=limit, **shape)
 
     def _num_left(self, row: int) -> int:
         """Count the batches that begin from a row on; while text is being tokenized, those whose rows exist."""
@@ -320,7 +326,7 @@ class Loader(Generic[BatchType]):
         return part
 
     def __repr__(self) -> str:
-        shape = f"{self.batch_size} x {self.rows.seq_len}, rank {self.rank} of {self.world_size}"
+        shape = f"{self.batch_size} x {self._width}, rank {self.rank} of {self.world_size}"
         return f"{type(self).__name__}({shape}, at row {self._next_row:,})\n{self.rows!r}"
 
 

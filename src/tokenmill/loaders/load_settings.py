@@ -41,6 +41,7 @@ class RowFlags(TypedDict, total=False):
     shuffle: bool | Literal["blocks"]
     seed: int
     max_documents: int | None
+    align: int | None
 
 
 class LoaderSettings(World, total=False):
@@ -69,6 +70,7 @@ class LoadSettings(LoaderSettings, TextSettings, total=False):
     shuffle: bool | Literal["blocks"] | None
     seed: int | None
     max_documents: int | None
+    align: int | None
     split: str | None
     vocab_size: int | None
     block_tokens: int | None
