@@ -142,6 +142,15 @@ def tokenmill_cut_documents(corpus: Path, rows: int, length: int) -> Pairs:
     return tokenmill_masked(corpus, rows, 2 * length, **settings)
 
 
+def tokenmill_budget(corpus: Path, rows: int, length: int) -> Pairs:
+    """As many documents as fit the tokens of a batch, flattened; shown as rows, so that they can be checked."""
+    import tokenmill as tm
+
+    shared: Any = {"framework": "torch", "packing": "best-fit", "document_mask": True, "layout": "flat"}
+    for batch in tm.load(corpus / "store", seq_len=length, tokens_per_batch=rows * length, **shared):
+        yield batch["inputs"].view(rows, length), batch["targets"].view(rows, length)
+
+
 def tokenmill_mixed(corpus: Path, rows: int, length: int) -> Pairs:
     """Best-fit rows of three stores, 7 : 2 : 1."""
     import tokenmill as tm
@@ -321,6 +330,7 @@ CONTENDERS: dict[str, Contender] = {
     ),
     "tokenmill, context parallel": ours(tokenmill_cut, is_cut=True, copies_slices=False),
     "tokenmill, context parallel by document": ours(tokenmill_cut_documents, is_cut=True, copies_slices=False),
+    "tokenmill, token budget": ours(tokenmill_budget, is_masked=True, copies_slices=False),
     "tokenmill, no C": ours(partial(tokenmill_rows, framework="torch"), environment=NOT_COMPILED),
     "tokenmill, no C, document mask": ours(tokenmill_masked, is_masked=True, environment=NOT_COMPILED),
     "tokenmill, no C, best-fit mix": ours(

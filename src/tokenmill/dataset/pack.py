@@ -41,12 +41,14 @@ def pack(
     seed: int = 0,
     max_documents: int | None = None,
     align: int = 1,
+    max_length: int | None = None,
 ) -> PackedRows:
     """Cut a store (its first split) or some of its documents into rows of `seq_len` tokens.
 
     `long_documents` says what `best-fit` and `pad` do with documents that are longer than a row. `seed` decides
     the order in which `best-fit` takes documents. No row has more than `max_documents`, so that batches have fixed
-    shapes: `cu_seqlens` has the same length in each of them. Documents are padded to multiples of `align` tokens.
+    shapes: `cu_seqlens` has the same length in each of them. Documents are padded to multiples of `align` tokens. With
+    `max_length`, documents above it are long even if they fit a row of `best-fit`.
     """
     documents = as_documents(source, "pack")
     seq_len, seed = whole_number(seq_len, "seq_len", 1, LONGEST_ROW), as_seed(seed)
@@ -59,9 +61,16 @@ def pack(
         max_documents = whole_number(max_documents, "max_documents", 1, LONGEST_ROW)
     if seq_len % align:
         raise UsageError(f"seq_len {seq_len:,} is not a multiple of align {align:,}; change one of them")
+    if max_length is not None:
+        max_length = whole_number(max_length, "max_length", 1)
+        if method != "best-fit" or max_length > seq_len:
+            raise UsageError(
+                f"max_length {max_length:,} is for packing='best-fit' and rows of at least as many tokens, and this is "
+                f"{method!r} with {seq_len:,}; leave it out"
+            )
     shape: Any = {"max_documents": max_documents, "align": align}
     if method == "best-fit":
-        return BestFitRows(documents, seq_len, long_documents=long_documents, seed=seed, **shape)
+        return BestFitRows(documents, seq_len, long_documents=long_documents, seed=seed, max_length=max_length, **shape)
     if method == "pad":
         return PaddedRows(documents, seq_len, long_documents=long_documents, **shape)
     if align > 1:

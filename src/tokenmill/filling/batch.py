@@ -66,6 +66,11 @@ class Batch(msgspec.Struct, Generic[Tensor], eq=False):
         return [self._chunk.owner_of(row) for row in rows]
 
     @property
+    def seq_len(self) -> int:
+        """The tokens of a whole row, of which a context-parallel rank has a part."""
+        return self._chunk.seq_len
+
+    @property
     def is_masked(self) -> bool:
         """Whether the documents of a row are masked from each other."""
         return self._chunk.is_masked
@@ -129,6 +134,11 @@ class Batch(msgspec.Struct, Generic[Tensor], eq=False):
     def max_seqlen(self) -> int:
         """The length of the longest segment; of rows with `max_documents`, always `seq_len`."""
         return self._chunk.cover.max_seqlens[self._first_row // self._chunk.batch_size]
+
+    @property
+    def num_documents(self) -> npt.NDArray[np.int64]:
+        """The number of documents in each row, an array of numpy in all frameworks."""
+        return self._chunk.cover.count_documents(self._first_row, self._first_row + self._chunk.batch_size)
 
     @property
     def documents(self) -> list[list[tuple[int, int, int]]]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tokenmill.dataset.rows import PADDING, Integers, PackedRows, Rows, Segments, Spans, aligned
 
-__all__ = ["ContextShare", "Cut", "RowCutter", "make_cutter"]
+__all__ = ["ContextShare", "CutPieces", "RowCutter", "make_cutter"]
 
 
 class ContextShare(NamedTuple):
@@ -27,7 +27,7 @@ class ContextShare(NamedTuple):
     by: str = "row"
 
 
-class Cut(NamedTuple):
+class CutPieces(NamedTuple):
     """Pieces of runs of tokens, in the order of a batch: piece i is `lengths[i]` tokens of run `runs[i]`.
 
     `places` are positions in the batch when its rows are laid end to end. The piece begins `offsets[i]` tokens after
@@ -70,7 +70,7 @@ class RowCutter:
         length = self._seq_len // self._num_chunks
         return np.concatenate([np.arange(chunk * length, (chunk + 1) * length) for chunk in self._chunks])
 
-    def cut(self, rows: Integers, starts: Integers, lengths: Integers, blocks: tuple[Any, Any]) -> Cut:
+    def cut(self, rows: Integers, starts: Integers, lengths: Integers, blocks: tuple[Any, Any]) -> CutPieces:
         """Cut runs of tokens, each with its row, its place in it, its length, and the block that is cut."""
         firsts, sizes = blocks
         chunk = sizes // self._num_chunks
@@ -86,7 +86,7 @@ class RowCutter:
         if len(found) > 1:
             order = np.argsort(places)
             places, runs, offsets, pieces = places[order], runs[order], offsets[order], pieces[order]
-        return Cut(places, runs, offsets, pieces, offsets + pieces == lengths[runs])
+        return CutPieces(places, runs, offsets, pieces, offsets + pieces == lengths[runs])
 
     def cut_spans(self, rows: PackedRows, spans: Spans) -> tuple[Spans, npt.NDArray[np.bool_] | None]:
         """Return the pieces of each strip, blank ones with the start -1, and which of them have a token after them."""
@@ -142,7 +142,7 @@ class RowCutter:
         found &= segments.starts % self._align > 0
         return found
 
-    def cut_segments(self, edges: Integers, segments: Segments) -> Cut:
+    def cut_segments(self, edges: Integers, segments: Segments) -> CutPieces:
         """Cut segments that cover rows; padding after a document belongs to the block of that document."""
         rows = np.arange(len(edges) - 1).repeat(np.diff(edges))
         starts, lengths = segments.starts, segments.lengths

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tokenmill.dataset.rows import PADDING, Integers, Segments, join_segments
 from tokenmill.filling import kernels
-from tokenmill.filling.context import Cut, RowCutter
+from tokenmill.filling.context import CutPieces, RowCutter
 
 __all__ = ["Cover"]
 
@@ -75,7 +75,7 @@ class Cover:
         return (cut.places + cut.lengths)[is_end], _count_up(is_end)[edges]
 
     @cached_property
-    def _cut(self) -> tuple[Cut, Integers]:
+    def _cut(self) -> tuple[CutPieces, Integers]:
         """The pieces of segments that the rank holds, and which of them is the first of each row."""
         assert self._cutter is not None
         cut = self._cutter.cut_segments(self._edges, self._segments)
@@ -195,6 +195,11 @@ class Cover:
         lengths = np.diff(self._block_bounds)
         longest: list[int] = np.maximum.reduceat(lengths, self._block_edges[: -1 : self._batch_size]).tolist()
         return longest
+
+    def count_documents(self, start: int, stop: int) -> Integers:
+        """Return how many documents each row from `start` up to `stop` has."""
+        counts: Integers = np.diff(_count_up(self._segments.documents != PADDING)[self._edges[start : stop + 1]])
+        return counts
 
     def documents_of(self, row: int) -> list[tuple[int, int, int]]:
         """Return document, start in the row and length of every document in a row."""

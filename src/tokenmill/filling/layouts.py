@@ -15,10 +15,12 @@ import numpy.typing as npt
 from tokenmill.filling.batch import NumpyBatch
 from tokenmill.filling.fill import IGNORED
 
-__all__ = ["FLAT", "LAYOUTS", "Layout", "map_parts"]
+__all__ = ["FLAT_LAYOUTS", "LAYOUTS", "Layout", "map_parts"]
 
 FLAT = "hf-flat"
-"""The layout whose batches are one row of all tokens: none of its parts has the shape (batch_size, seq_len)."""
+"""The layout whose batches are one row of all tokens, without padding."""
+FLAT_LAYOUTS = (FLAT, "flat")
+"""Layouts of which no part has the shape (batch_size, seq_len)."""
 UNSHIFTED = ("hf", FLAT, "olmo")
 """Layouts without targets, in which a label is the token at its own place."""
 RAGGED = {"doc_lens", "max_doc_lens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
@@ -83,6 +85,28 @@ def hf_flat(batch: NumpyBatch) -> dict[str, Any]:
         "cu_seq_lens_k": edges,
         "max_length_q": int(lengths.max()),
         "max_length_k": int(lengths.max()),
+    }
+
+
+def flat(batch: NumpyBatch) -> dict[str, Any]:
+    """All tokens of a batch, padding included, in arrays of shape (T,): T is the same in every batch.
+
+    A sequence is a document with a document mask, otherwise a row. `segment_ids` counts sequences from 1, and is 0 for
+    padding.
+    """
+    ids = np.asarray(batch.segment_ids)
+    cu_seqlens, max_seqlen, counts = batch.cu_seqlens, batch.max_seqlen, batch.num_documents
+    if not batch.is_masked:
+        ids, max_seqlen, counts = np.minimum(ids, 1), batch.seq_len, np.minimum(counts, 1)
+        cu_seqlens = np.arange(len(ids) + 1, dtype=np.int32) * max_seqlen
+    ids = np.where(ids > 0, ids + (np.cumsum(counts) - counts)[:, None], 0)
+    return {
+        "inputs": batch.inputs.reshape(-1),
+        "targets": batch.targets.reshape(-1),
+        "positions": _positions(batch).reshape(-1),
+        "segment_ids": ids.reshape(-1).astype(np.int32),
+        "cu_seqlens": cu_seqlens,
+        "max_seqlen": max_seqlen,
     }
 
 
@@ -176,6 +200,7 @@ LAYOUTS: dict[str, Layout] = {
     "xy": xy,
     "hf": hf,
     FLAT: hf_flat,
+    "flat": flat,
     "sft": sft,
     "megatron": megatron,
     "torchtitan": torchtitan,

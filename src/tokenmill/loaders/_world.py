@@ -17,7 +17,7 @@ from tokenmill.errors import UsageError
 from tokenmill.filling.context import ContextShare
 from tokenmill.filling.layouts import UNSHIFTED
 
-__all__ = ["World", "find_rank", "find_share", "is_auto"]
+__all__ = ["World", "find_part", "find_rank", "is_auto"]
 
 ENVIRONMENTS = {
     "RANK": "WORLD_SIZE",
@@ -45,7 +45,15 @@ class World(TypedDict, total=False):
     """What is cut into chunks: every "row", or every "document" with its padding."""
 
 
-def find_share(rows: Rows, document_mask: bool, layout: str, world: World) -> ContextShare | None:
+def find_part(rows: Rows, document_mask: bool, layout: str, world: World) -> tuple[int, int, ContextShare | None]:
+    """Return rank and world size, and the part of every row; None if that is all of it."""
+    if unknown := world.keys() - World.__annotations__:
+        raise TypeError(f"Loader got an unexpected setting {min(unknown)!r}")
+    rank, size = find_rank(world.get("rank"), world.get("world_size"), world.get("group"))
+    return rank, size, _find_share(rows, document_mask, layout, world)
+
+
+def _find_share(rows: Rows, document_mask: bool, layout: str, world: World) -> ContextShare | None:
     """Return the part of every row that a context-parallel rank gets; None if that is all of it."""
     by = one_of(world.get("cp_by", "row"), ("row", "document"), "cp_by")
     names = {"rank": "cp_rank", "world_size": "cp_size", "group": "cp_group"}

@@ -8,7 +8,6 @@ arrays; those of the frameworks differ only in how they hand them over.
 from __future__ import annotations
 
 import itertools
-import resource
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
@@ -24,12 +23,13 @@ from tokenmill.errors import StoreError, UsageError
 from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import Chunk
-from tokenmill.filling.layouts import FLAT, LAYOUTS, map_parts
+from tokenmill.filling.layouts import FLAT_LAYOUTS, LAYOUTS, map_parts
 from tokenmill.filling.row_layouts import own_layout
 from tokenmill.loaders._prefetch import Prefetcher
 from tokenmill.loaders._state import VERSION, check_state
-from tokenmill.loaders._world import World, find_rank, find_share
+from tokenmill.loaders._world import World, find_part
 from tokenmill.store.background_check import BackgroundCheck
+from tokenmill.store.mapping import DiskWatch
 
 __all__ = ["FRAMEWORKS", "BatchType", "Loader", "batch_dtype", "count_rows", "make_loader"]
 
@@ -59,8 +59,6 @@ RESOLVED_TOKENS = 1 << 25
 """Fewer rows if they are long, because these have many documents."""
 FIRST_ROWS = 64
 CHUNKS_AHEAD = 4
-SLOW_ROWS = 16_384
-"""After a page fault that waited for the disk, read ahead for this many rows."""
 
 
 class Loader(Generic[BatchType]):
@@ -92,25 +90,22 @@ class Loader(Generic[BatchType]):
     ) -> None:
         self.rows = as_rows(rows, "Loader")
         self.batch_size = whole_number(batch_size, "batch_size", 1, MOST_ROWS_OF_BATCH)
-        if unknown := world.keys() - World.__annotations__:
-            raise TypeError(f"{type(self).__name__} got an unexpected setting {min(unknown)!r}")
-        self.rank, self.world_size = (
-            find_rank(world.get("rank"), world.get("world_size"), world.get("group")) if world else (0, 1)
-        )
+        self.rank, self.world_size, self._share = 0, 1, None
+        if world:
+            self.rank, self.world_size, self._share = find_part(self.rows, document_mask, layout, world)
+        self._width = self.rows.seq_len if self._share is None else self.rows.seq_len // self._share.size
+        """Tokens of each row that this rank gets."""
         self.global_batch_size = self.batch_size * self.world_size
         """Rows of one step over all ranks."""
         is_packed = self.rows.layout is None
         self._layout = LAYOUTS[one_of(layout, LAYOUTS, "layout")] if is_packed else own_layout(self.rows, layout)
-        self._is_plain, self._is_flat = layout == "xy" and is_packed, layout == FLAT and is_packed
+        self._is_plain, self._is_flat = layout == "xy" and is_packed, layout in FLAT_LAYOUTS and is_packed
         self._document_mask = flag(document_mask, "document_mask")
-        self._share = find_share(self.rows, self._document_mask, layout, world) if world else None
-        self._width = self.rows.seq_len // (1 if self._share is None else self._share.size)
-        """Tokens of each row that this rank gets."""
         self._prefetch = whole_number(prefetch, "prefetch", 0)
         self._epochs, self._drop_last = epochs, flag(drop_last, "drop_last")
         self._find_end()
         self._pool = BufferPool(batch_dtype(dtype))
-        self._disk = _Disk()
+        self._disk = DiskWatch(FIRST_ROWS)
         self._check = None if verify is None else self._start_check(verify)
         self._next_row = 0
         self._has_ended = False
@@ -253,7 +248,7 @@ class Loader(Generic[BatchType]):
         """Yield lists of batches from a row on; if rows come from a disk or a bucket, read the next ones ahead."""
         self._watch_files()
         plan = self._plan(row)
-        disk = self._disk = _Disk()
+        disk = self._disk = DiskWatch(FIRST_ROWS)
         coming: deque[Chunk] = deque()
         while chunk := coming.popleft() if coming else next(plan, None):
             if self._is_end_known and (self.rows.is_remote or disk.rows_left > 0):
@@ -369,37 +364,3 @@ def batch_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
         name = dtype if dtype is None else kind
         raise UsageError(f"dtype {name} cannot hold every id and -100; expected int64 or int32")
     return kind
-
-
-class _Disk:
-    """Detects by major page faults that rows come from the disk and not from memory.
-
-    Reading ahead costs half a microsecond a row, in vain if everything is in memory already. So it is on at the start
-    and for a while after such a fault.
-    """
-
-    def __init__(self) -> None:
-        self.rows_left = FIRST_ROWS
-        """Read ahead until this many more rows are filled."""
-        self._rows_unseen = 0
-        self._num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        self._has_faulted = False
-
-    @property
-    def has_waited(self) -> bool:
-        """Whether recent rows came from the disk."""
-        return self._has_faulted and self.rows_left > 0
-
-    def observe(self, num_rows: int) -> None:
-        """Look for page faults while this many rows were filled; another thread may have caused them, too.
-
-        While there are none, check only now and then.
-        """
-        self.rows_left -= num_rows
-        self._rows_unseen += num_rows
-        if self.rows_left <= 0 and self._rows_unseen < FIRST_ROWS:
-            return
-        num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        if num_faults - self._num_faults > self._rows_unseen // 8:
-            self.rows_left, self._has_faulted = SLOW_ROWS, True
-        self._num_faults, self._rows_unseen = num_faults, 0

@@ -28,7 +28,9 @@ __all__ = [
 ]
 
 FrameworkName = Literal["numpy", "torch", "jax", "grain", "tf"]
-LayoutName = Literal["xy", "hf", "hf-flat", "sft", "megatron", "torchtitan", "olmo", "maxtext", "pairs", "prompts"]
+LayoutName = Literal[
+    "xy", "hf", "hf-flat", "flat", "sft", "megatron", "torchtitan", "olmo", "maxtext", "pairs", "prompts"
+]
 Packing = Literal["concat", "best-fit", "pad"]
 AnyPacking = Literal["concat", "best-fit", "pad", "pairs", "prompts"]
 
@@ -71,6 +73,7 @@ class LoadSettings(LoaderSettings, TextSettings, total=False):
     seed: int | None
     max_documents: int | None
     align: int | None
+    tokens_per_batch: int | None
     split: str | None
     vocab_size: int | None
     block_tokens: int | None
