@@ -38,6 +38,7 @@ def trace(
     align: Align = None,
     shuffle: Shuffle = True,
     seed: Seed = 0,
+    balance: Annotated[bool, row_option(help="Ranks as with balance=True of the loader.")] = False,
     split: Annotated[str, row_option(help="Split of the store.")] = "train",
     epochs: Annotated[float, typer.Option(help="With --document: how many epochs to look at.")] = 1.0,
     as_json: AsJson = False,
@@ -65,8 +66,10 @@ def trace(
     )
     if step is not None:
         inputs = [file.path for file in opened.manifest.inputs]
-        found = trace_step(rows, step, batch_size=batch_size, world_size=world_size, inputs=inputs)
+        found = trace_step(rows, step, batch_size=batch_size, world_size=world_size, balance=balance, inputs=inputs)
         print_json(found) if as_json else console().print(render_step(found))
     elif document is not None:
-        sightings = trace_document(rows, document, batch_size=batch_size, world_size=world_size, epochs=epochs)
+        sightings = trace_document(
+            rows, document, batch_size=batch_size, world_size=world_size, epochs=epochs, balance=balance
+        )
         print_json(sightings) if as_json else console().print(render_sightings(document, sightings, epochs))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
-from tokenmill.arguments import name_kind, one_of, whole_number
+from tokenmill.arguments import flag, name_kind, one_of, whole_number
 from tokenmill.dataset.rows import Rows
 from tokenmill.errors import UsageError
 from tokenmill.filling.context import ContextShare
@@ -43,14 +43,30 @@ class World(TypedDict, total=False):
     """The process group or mesh dimension to ask for both instead."""
     cp_by: str
     """What is cut into chunks: every "row", or every "document" with its padding."""
+    balance: bool
+    """Deal the rows of a global batch to ranks so that the squared lengths of their documents have equal sums."""
 
 
-def find_part(rows: Rows, document_mask: bool, layout: str, world: World) -> tuple[int, int, ContextShare | None]:
-    """Return rank and world size, and the part of every row; None if that is all of it."""
+class Part(NamedTuple):
+    """Which rows of each global batch a process gets, and which part of each row."""
+
+    rank: int
+    world_size: int
+    share: ContextShare | None
+    is_balanced: bool
+
+
+def find_part(rows: Rows, document_mask: bool, layout: str, world: World) -> Part:
+    """Check the settings of a loader that say which part of each global batch a process gets."""
     if unknown := world.keys() - World.__annotations__:
         raise TypeError(f"Loader got an unexpected setting {min(unknown)!r}")
     rank, size = find_rank(world.get("rank"), world.get("world_size"), world.get("group"))
-    return rank, size, _find_share(rows, document_mask, layout, world)
+    is_balanced = flag(world.get("balance", False), "balance")
+    if is_balanced and not document_mask:
+        raise UsageError(
+            "balance=True has no effect if every row is one document to the model; pass document_mask=True"
+        )
+    return Part(rank, size, _find_share(rows, document_mask, layout, world), is_balanced)
 
 
 def _find_share(rows: Rows, document_mask: bool, layout: str, world: World) -> ContextShare | None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.arguments import MOST_ROWS, flag, one_of, positive, show, whole_number
-from tokenmill.dataset.rows import Rows, as_rows
+from tokenmill.dataset.rows import Integers, Rows, as_rows
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
@@ -28,6 +28,7 @@ from tokenmill.filling.row_layouts import own_layout
 from tokenmill.loaders._prefetch import Prefetcher
 from tokenmill.loaders._state import VERSION, check_state
 from tokenmill.loaders._world import World, find_part
+from tokenmill.loaders.deal import deal
 from tokenmill.store.background_check import BackgroundCheck
 from tokenmill.store.mapping import DiskWatch
 
@@ -90,9 +91,13 @@ class Loader(Generic[BatchType]):
     ) -> None:
         self.rows = as_rows(rows, "Loader")
         self.batch_size = whole_number(batch_size, "batch_size", 1, MOST_ROWS_OF_BATCH)
-        self.rank, self.world_size, self._share = 0, 1, None
+        self.rank, self.world_size, self._share, self._is_balanced = 0, 1, None, False
         if world:
-            self.rank, self.world_size, self._share = find_part(self.rows, document_mask, layout, world)
+            self.rank, self.world_size, self._share, self._is_balanced = find_part(
+                self.rows, document_mask, layout, world
+            )
+        self._num_turns = 1
+        """How many loaders take turns with global batches; each counts as `world_size` ranks of its own."""
         self._width = self.rows.seq_len if self._share is None else self.rows.seq_len // self._share.size
         """Tokens of each row that this rank gets."""
         self.global_batch_size = self.batch_size * self.world_size
@@ -288,8 +293,17 @@ class Loader(Generic[BatchType]):
         firsts = row + np.arange(num_batches) * self.global_batch_size + self.rank * self.batch_size
         index = (firsts[:, None] + np.arange(self.batch_size)).reshape(-1)
         limit = 0 if is_blank else self._num_rows
+        if self._is_balanced and not is_blank:
+            index = self._deal(firsts)
         shape: Any = {"batch_size": self.batch_size, "document_mask": self._document_mask, "share": self._share}
         return Chunk(self.rows, index, limit=limit, **shape)
+
+    def _deal(self, firsts: Integers) -> Integers:
+        """Return this rank's rows of global batches, in each of which the ranks in order would begin with these."""
+        world_size = self.world_size // self._num_turns
+        rank = self.rank % world_size
+        sizes: Any = {"batch_size": self.batch_size, "rank": rank, "world_size": world_size}
+        return deal(self.rows, firsts - rank * self.batch_size, limit=self._num_rows, **sizes)
 
     def _num_left(self, row: int) -> int:
         """Count the batches that begin from a row on; while text is being tokenized, those whose rows exist."""

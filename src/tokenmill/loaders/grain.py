@@ -166,6 +166,7 @@ class _PlainLoader(Loader):
         self._rows_before = worker * self.global_batch_size
         self.rank += worker * self.world_size
         self.world_size *= num_workers
+        self._num_turns = num_workers
         self.global_batch_size *= num_workers
 
     def __iter__(self) -> Iterator[Any]:

@@ -119,6 +119,7 @@ class _WorkerBatches(IterableDataset[Any]):
         number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         rank, world_size = number * self._world_size + self._rank, count * self._world_size
         loader = TorchLoader(self._rows, **{**self._settings, "rank": rank, "world_size": world_size})
+        loader._num_turns = count
         for batch in itertools.chain.from_iterable(loader._chunks(int(self.start.item()))):
             yield (batch.inputs, batch.targets) if isinstance(batch, Batch) else batch
 
