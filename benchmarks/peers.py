@@ -331,6 +331,11 @@ CONTENDERS: dict[str, Contender] = {
     "tokenmill, context parallel": ours(tokenmill_cut, is_cut=True, copies_slices=False),
     "tokenmill, context parallel by document": ours(tokenmill_cut_documents, is_cut=True, copies_slices=False),
     "tokenmill, token budget": ours(tokenmill_budget, is_masked=True, copies_slices=False),
+    "tokenmill, equal work": ours(
+        partial(tokenmill_masked, packing="best-fit", balance=True, rank=1, world_size=2),
+        is_masked=True,
+        copies_slices=False,
+    ),
     "tokenmill, no C": ours(partial(tokenmill_rows, framework="torch"), environment=NOT_COMPILED),
     "tokenmill, no C, document mask": ours(tokenmill_masked, is_masked=True, environment=NOT_COMPILED),
     "tokenmill, no C, best-fit mix": ours(
