@@ -251,8 +251,12 @@ static void join_row(const Rows *rows, const Pieces *pieces, Py_ssize_t number, 
     Py_ssize_t left = rows->seq_len;
     for (int64_t piece = pieces->edges[number]; piece < pieces->edges[number + 1]; piece++) {
         Py_ssize_t length = (Py_ssize_t)pieces->lengths[piece];
-        if (piece + 1 < pieces->num_pieces && pieces->indices[piece + 1] >= 0)
-            ask_for(kind, pieces->indices[piece + 1], (Py_ssize_t)pieces->lengths[piece + 1]);
+        /* Padding is not read, so ask for the piece after it. */
+        int64_t next = piece + 1;
+        if (next < pieces->num_pieces && pieces->indices[next] == BLANK)
+            next++;
+        if (next < pieces->num_pieces && pieces->indices[next] >= 0)
+            ask_for(kind, pieces->indices[next], (Py_ssize_t)pieces->lengths[next]);
         if (length == 0)
             continue;
         /* A piece without an address is filled in by the caller, unless it is padding. */

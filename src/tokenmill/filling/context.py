@@ -84,7 +84,8 @@ class RowCutter:
             found.append((place[runs], runs, (low - starts)[runs], length[runs]))
         places, runs, offsets, pieces = (np.concatenate(some) for some in zip(*found, strict=True))
         if len(found) > 1:
-            order = np.argsort(places)
+            # Two sorted runs, which a stable sort merges.
+            order = np.argsort(places, kind="stable")
             places, runs, offsets, pieces = places[order], runs[order], offsets[order], pieces[order]
         return CutPieces(places, runs, offsets, pieces, offsets + pieces == lengths[runs])
 

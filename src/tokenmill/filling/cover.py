@@ -16,6 +16,9 @@ from tokenmill.filling.context import CutPieces, RowCutter
 
 __all__ = ["Cover"]
 
+SMALL_ARRAY = 1 << 14
+"""Tokens whose positions take half of the memory from which on malloc asks the kernel."""
+
 
 class Cover:
     """Segments that cover rows from end to end, padding included.
@@ -114,15 +117,26 @@ class Cover:
     def _spread_cut(self, start: int, stop: int, positions: Any, segment_ids: Any) -> None:
         """Do the same for the pieces that the rank holds, whose positions begin anywhere."""
         cut, edges = self._cut
-        some = slice(edges[start], edges[stop])
-        lengths, ids = cut.lengths[some], self._ids[cut.runs[some]].astype(np.int32)
-        if positions is not None:
-            # Positions count up through the batch, but for a shift that is constant in a piece.
-            first = cut.places[edges[start]] if edges[stop] > edges[start] else 0
-            shifts = (cut.offsets[some] - (cut.places[some] - first)).astype(np.int32)
-            np.add(shifts.repeat(lengths), np.arange(len(positions), dtype=np.int32), out=positions)
+        width = self._cutter.width if self._cutter is not None else self.seq_len
         if segment_ids is not None:
-            segment_ids[:] = ids.repeat(lengths)
+            some = slice(edges[start], edges[stop])
+            lengths, ids = cut.lengths[some], self._ids[cut.runs[some]].astype(np.int32)
+            if kernels.compiled is not None:
+                kernels.compiled.spread(lengths, ids, None, segment_ids)
+            else:
+                segment_ids[:] = ids.repeat(lengths)
+        if positions is None:
+            return
+        # Positions count up through rows, but for a shift that is constant in a piece. A few rows at a time, because
+        # the memory of larger arrays would come from the kernel, page by page.
+        step = max(1, SMALL_ARRAY // width)
+        counting = np.arange(step * width, dtype=np.int32)
+        for first in range(start, stop, step):
+            last = min(first + step, stop)
+            some = slice(edges[first], edges[last])
+            shifts = (cut.offsets[some] - cut.places[some] + first * width).astype(np.int32)
+            size, place = (last - first) * width, (first - start) * width
+            np.add(shifts.repeat(cut.lengths[some]), counting[:size], out=positions[place : place + size])
 
     @cached_property
     def _starts(self) -> npt.NDArray[Any]:
@@ -198,8 +212,14 @@ class Cover:
 
     def count_documents(self, start: int, stop: int) -> Integers:
         """Return how many documents each row from `start` up to `stop` has."""
-        counts: Integers = np.diff(_count_up(self._segments.documents != PADDING)[self._edges[start : stop + 1]])
+        counts: Integers = np.diff(self._documents_before[start : stop + 1])
         return counts
+
+    @cached_property
+    def _documents_before(self) -> Integers:
+        """The number of documents before each row."""
+        before: Integers = _count_up(self._segments.documents != PADDING)[self._edges]
+        return before
 
     def documents_of(self, row: int) -> list[tuple[int, int, int]]:
         """Return document, start in the row and length of every document in a row."""

@@ -58,6 +58,8 @@ class Chunk:
     ) -> None:
         self.seq_len, self.batch_size, self.is_masked = rows.seq_len, batch_size, document_mask
         self.cutter = make_cutter(rows, share) if share is not None or rows.align > 1 else None
+        # Aligned pieces are of one document each, and then the loops leave out the targets at their ends.
+        self._has_whole_pieces = rows.align > 1
         self._width = rows.seq_len if self.cutter is None else self.cutter.width
         self.start, self.stop, self._max_documents = 0, len(index), rows.max_documents
         self._whole: Chunk | None = None
@@ -101,7 +103,7 @@ class Chunk:
             _copy(spans, self.start, self.stop, inputs, targets)
         if self._masks:
             targets[self._copy_values(self._masks, np.int16)[1] == 0] = IGNORED
-        if self.is_masked:
+        if self.is_masked and not self._has_whole_pieces:
             targets.reshape(-1)[self.cover.document_ends(self.start, self.stop)] = IGNORED
         if len(self._blank):
             blank = self._blank[(self._blank >= self.start) & (self._blank < self.stop)] - self.start

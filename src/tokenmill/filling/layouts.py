@@ -99,12 +99,14 @@ def flat(batch: NumpyBatch) -> dict[str, Any]:
     if not batch.is_masked:
         ids, max_seqlen, counts = np.minimum(ids, 1), batch.seq_len, np.minimum(counts, 1)
         cu_seqlens = np.arange(len(ids) + 1, dtype=np.int32) * max_seqlen
-    ids = np.where(ids > 0, ids + (np.cumsum(counts) - counts)[:, None], 0)
+    if len(ids) > 1:
+        before = (np.cumsum(counts) - counts).astype(np.int32)
+        ids = (ids + before[:, None]) * (ids > 0)
     return {
         "inputs": batch.inputs.reshape(-1),
         "targets": batch.targets.reshape(-1),
         "positions": _positions(batch).reshape(-1),
-        "segment_ids": ids.reshape(-1).astype(np.int32),
+        "segment_ids": ids.reshape(-1),
         "cu_seqlens": cu_seqlens,
         "max_seqlen": max_seqlen,
     }
