@@ -275,22 +275,23 @@ def make_rows(
     seq_len: int,
     packing: str = "concat",
     long_documents: str | None = None,
-    max_documents: int | None = None,
-    align: int | None = None,
     shuffle: bool | str = True,
     seed: int = 0,
-    max_length: int | None = None,
     block_tokens: int | None = None,
+    **shape: int | None,
 ) -> Rows:
-    """Pack documents into rows and shuffle them with the same seed, as `load` does."""
+    """Pack documents into rows and shuffle them with the same seed, as `load` does.
+
+    `shape` is `max_documents`, `align` and `max_length` of `pack`.
+    """
     given: Any = _given(long_documents=long_documents)
-    shape: Any = _given(max_documents=max_documents, align=align, max_length=max_length)
+    given_shape: Any = _given(**shape)
     rows: Rows
     if isinstance(packing, str) and packing in SPECIAL:
-        _refuse(shape, f"has no effect on {packing}; leave it out")
+        _refuse(given_shape, f"has no effect on {packing}; leave it out")
         rows = SPECIAL[packing](documents, max_length=seq_len, **given)
     else:
-        rows = pack(documents, seq_len=seq_len, method=packing, seed=seed, **shape, **given)  # type: ignore[arg-type]
+        rows = pack(documents, seq_len=seq_len, method=packing, seed=seed, **given_shape, **given)  # type: ignore[arg-type]
     if shuffle == BLOCKS:
         size = DEFAULT_BLOCK_TOKENS if block_tokens is None else block_tokens
         return shuffle_rows(rows, seed=seed, block_tokens=size)

@@ -47,7 +47,7 @@ class World(TypedDict, total=False):
     """Deal the rows of a global batch to ranks so that the squared lengths of their documents have equal sums."""
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """Which rows of each global batch a process gets, and which part of each row."""
 
     rank: int
@@ -56,7 +56,7 @@ class Part(NamedTuple):
     is_balanced: bool
 
 
-def find_part(rows: Rows, document_mask: bool, layout: str, world: World) -> Part:
+def find_part(rows: Rows, document_mask: bool, layout: str, world: World) -> BatchPart:
     """Check the settings of a loader that say which part of each global batch a process gets."""
     if unknown := world.keys() - World.__annotations__:
         raise TypeError(f"Loader got an unexpected setting {min(unknown)!r}")
@@ -66,7 +66,7 @@ def find_part(rows: Rows, document_mask: bool, layout: str, world: World) -> Par
         raise UsageError(
             "balance=True has no effect if every row is one document to the model; pass document_mask=True"
         )
-    return Part(rank, size, _find_share(rows, document_mask, layout, world), is_balanced)
+    return BatchPart(rank, size, _find_share(rows, document_mask, layout, world), is_balanced)
 
 
 def _find_share(rows: Rows, document_mask: bool, layout: str, world: World) -> ContextShare | None:
