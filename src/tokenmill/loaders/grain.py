@@ -22,7 +22,8 @@ from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import Chunk
 from tokenmill.filling.layouts import FLAT, LAYOUTS, map_parts
-from tokenmill.loaders.base import Loader, batch_dtype, count_rows
+from tokenmill.loaders.base import Loader, batch_dtype
+from tokenmill.loaders.passes import count_rows
 
 try:
     import grain  # type: ignore[import-untyped]
