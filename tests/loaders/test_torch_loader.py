@@ -20,7 +20,7 @@ from tokenmill.errors import UsageError
 
 torch = pytest.importorskip("torch")
 
-from tokenmill.loaders.torch import TorchLoader, TorchRows, _WorkerBatches  # noqa: E402
+from tokenmill.loaders.torch import TorchLoader, TorchRows  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import Chunk
 from tokenmill.loaders._disk import Disk
 from tokenmill.loaders._shared_slots import Bytes, SharedSlots
-from tokenmill.loaders.base import CHUNKS_AHEAD, Loader
+from tokenmill.loaders.base import CHUNKS_AHEAD, RESOLVED_ROWS, RESOLVED_TOKENS, Loader
 
 __all__ = ["Workers"]
 
@@ -214,6 +214,8 @@ class _Filler:
         self._loader: Loader[Any] | None = None
         self._disk = Disk()
         self._coming: deque[tuple[int, Chunk | Exception | None]] = deque()
+        self._foreseen: dict[tuple[int, int], Chunk] = {}
+        self._last, self._stride = (0, 0), 0
 
     def run(self) -> None:
         """Answer requests until the loader closes the pipe."""
@@ -248,10 +250,44 @@ class _Filler:
         if self._loader is None:
             self._loader = Loader(self._rows, **self._settings)
             self._loader._watch_files()
-        chunk = self._loader._resolve_in_pass(row, num_batches)
+        chunk = self._foreseen.pop((row, num_batches), None)
+        if chunk is None:
+            count = self._foresee(row, num_batches)
+            whole = self._resolve([row + number * self._stride for number in range(count)], num_batches)
+            size = whole.stop // count
+            for number in range(count):
+                self._foreseen[row + number * self._stride, num_batches] = whole.cut(number * size, (number + 1) * size)
+            chunk = self._foreseen.pop((row, num_batches))
+        self._last = row, num_batches
         if self._reads_ahead():
             chunk.will_need()
         return chunk
+
+    def _resolve(self, firsts: list[int], num_batches: int) -> Chunk:
+        """Resolve the rows of batches that the loader is about to hand over."""
+        loader = self._loader
+        assert loader is not None
+        loader._num_left(firsts[0] + (num_batches - 1) * loader.global_batch_size)  # wait for text to be tokenized
+        if not (loader._pass.start <= firsts[0] and (loader._pass.end is None or firsts[0] < loader._pass.end)):
+            loader._pass = loader._pass.find(firsts[0] + 1)
+        index = np.concatenate([loader._index(first, num_batches) for first in firsts])
+        return loader._resolve_rows(index, loader._num_rows)
+
+    def _foresee(self, row: int, num_batches: int) -> int:
+        """Return for how many requests from this one on rows should be resolved together, which costs far less.
+
+        Requests for chunks of full size follow each other at equal distances.
+        """
+        loader, stride = self._loader, row - self._last[0]
+        is_steady = num_batches == self._last[1] and stride == self._stride > 0
+        self._stride = stride
+        self._foreseen.clear()
+        assert loader is not None
+        left = loader._num_left(row) if loader._is_end_known else 0
+        if not is_steady or not left:
+            return 1
+        most = min(RESOLVED_ROWS, RESOLVED_TOKENS // loader.rows.seq_len) // (num_batches * loader.batch_size)
+        return max(1, min(most, (left - num_batches) * loader.global_batch_size // stride + 1))
 
     def _fill(self, slot: int, chunk: Chunk | None) -> tuple[int, Any]:
         """Fill a slot; return how many bytes of it are used, and where the parts of batches in a layout are."""

@@ -298,8 +298,9 @@ class Loader(Generic[BatchType]):
 
     def _resolve(self, row: int, num_batches: int, *, is_blank: bool = False) -> Chunk:
         """Resolve this rank's rows of some global batches, or make blank rows instead."""
-        limit = 0 if is_blank else self._num_rows
-        index = self._index(row, num_batches)
+        return self._resolve_rows(self._index(row, num_batches), 0 if is_blank else self._num_rows)
+
+    def _resolve_rows(self, index: Integers, limit: int | None) -> Chunk:
         return Chunk(self.rows, index, batch_size=self.batch_size, document_mask=self._document_mask, limit=limit)
 
     def _index(self, row: int, num_batches: int) -> Integers:
@@ -307,13 +308,6 @@ class Loader(Generic[BatchType]):
         firsts = row + np.arange(num_batches) * self.global_batch_size + self.rank * self.batch_size
         index: Integers = (firsts[:, None] + np.arange(self.batch_size)).reshape(-1)
         return index
-
-    def _resolve_in_pass(self, row: int, num_batches: int) -> Chunk:
-        """Resolve the rows of batches that the loader of another process is about to hand over."""
-        self._num_left(row + (num_batches - 1) * self.global_batch_size)  # wait for text that is being tokenized
-        if not (self._pass.start <= row and (self._pass.end is None or row < self._pass.end)):
-            self._pass = self._pass.find(row + 1)
-        return self._resolve(row, num_batches)
 
     def _num_left(self, row: int) -> int:
         """Count the batches that begin from a row on; while text is being tokenized, those whose rows exist."""

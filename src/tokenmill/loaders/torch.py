@@ -154,14 +154,7 @@ class TorchLoader(Loader[BatchType]):
             pinned = self._pool.take(shape)
             np.copyto(pinned, arrays)
             arrays = pinned
-        resolve = partial(
-            Chunk,
-            self.rows,
-            self._index(row, num_batches),
-            batch_size=self.batch_size,
-            document_mask=self._document_mask,
-            limit=self._num_rows,
-        )
+        resolve = partial(self._resolve_rows, self._index(row, num_batches), self._num_rows)
         return self._make_batches(FilledChunk(resolve, *arrays))
 
 
