@@ -129,9 +129,7 @@ def test_parts_that_do_not_fit_their_slot_are_sent(rows: tm.Rows, monkeypatch: p
     monkeypatch.setattr("tokenmill.loaders.torch.CHUNK_BYTES", 1 << 11)
     monkeypatch.setattr("tokenmill.loaders.torch.LAYOUT_SIZE", 1)
     settings: dict[str, Any] = {"batch_size": 16, "layout": "maxtext", "document_mask": True}
-    for ours, theirs in zip(
-        itertools.islice(make(rows, **settings), 40), TorchLoader(rows, **settings), strict=False
-    ):
+    for ours, theirs in zip(itertools.islice(make(rows, **settings), 40), TorchLoader(rows, **settings), strict=False):
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -233,7 +231,9 @@ def test_memory_that_cannot_be_shared_is_a_sentence(rows: tm.Rows) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
     try:
-        with pytest.raises(tm.UsageError, match="bytes of memory cannot be shared with worker processes: .*num_workers=0"):
+        with pytest.raises(
+            tm.UsageError, match="bytes of memory cannot be shared with worker processes: .*num_workers=0"
+        ):
             next(iter(make(rows)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -220,7 +220,9 @@ class _Filler:
     def run(self) -> None:
         """Answer requests until the loader closes the pipe."""
         while True:
-            while not self._coming or (len(self._coming) <= CHUNKS_AHEAD and self._reads_ahead() and self._poll.poll(0)):
+            while not self._coming or (
+                len(self._coming) <= CHUNKS_AHEAD and self._reads_ahead() and self._poll.poll(0)
+            ):
                 self._coming.append(self._receive())
             slot, chunk = self._coming.popleft()
             try:
@@ -271,7 +273,7 @@ class _Filler:
         if not (loader._pass.start <= firsts[0] and (loader._pass.end is None or firsts[0] < loader._pass.end)):
             loader._pass = loader._pass.find(firsts[0] + 1)
         index = np.concatenate([loader._index(first, num_batches) for first in firsts])
-        return loader._resolve_rows(index, loader._num_rows)
+        return loader._resolve_rows(index, loader._pass.stop)
 
     def _foresee(self, row: int, num_batches: int) -> int:
         """Return for how many requests from this one on rows should be resolved together, which costs far less.

@@ -149,12 +149,8 @@ class Loader(Generic[BatchType]):
                 "batch would repeat some; choose a smaller batch_size or seq_len, or pass epochs to allow it"
             )
         self._pass = Pass.first(self.rows, self._epochs, self.global_batch_size, drop_last=self._drop_last)
-        self._pass = self._pass.find(row)
-
-    @property
-    def _num_rows(self) -> int | None:
-        """The row after the last one of this pass; None if it never ends or is not known."""
-        return self._pass.stop
+        if row:
+            self._pass = self._pass.find(row)
 
     @property
     def vocab_size(self) -> int | None:
@@ -164,7 +160,7 @@ class Loader(Generic[BatchType]):
     @property
     def step(self) -> int:
         """The number of global batches that were handed over, at this batch size."""
-        return self._pass.count_steps(self._next_row)
+        return self._pass.count_steps(self._next_row, self.global_batch_size)
 
     @property
     def bottleneck(self) -> str:
@@ -178,7 +174,7 @@ class Loader(Generic[BatchType]):
 
     def __len__(self) -> int:
         """Steps of one iteration from its start, which has all `epochs`."""
-        if self._num_rows is None:
+        if self._pass.stop is None:
             if self._epochs is not None:
                 raise TypeError("the number of steps is known only when all text is tokenized; count steps yourself")
             raise TypeError("an endless loader has no length; pass epochs, or count steps yourself")
@@ -225,7 +221,10 @@ class Loader(Generic[BatchType]):
     def _begin_next_pass(self) -> None:
         """Go on with the next epochs; if there are none, start over, and say so."""
         if self._pass.is_last and self.rank == 0:
-            print(f"tokenmill: there are only {self._num_rows:,} rows, so they come again, in the same order", file=sys.stderr)
+            print(
+                f"tokenmill: there are only {self._pass.stop:,} rows, so they come again, in the same order",
+                file=sys.stderr,
+            )
         self._pass = self._pass.following()
         self._next_row, self._has_ended = self._pass.start, False
 
@@ -247,7 +246,7 @@ class Loader(Generic[BatchType]):
                 self._check_files()
                 self._next_row += size
                 if self._pass.end is not None and self._next_row >= self._pass.end:
-                    self._next_row, self._has_ended = min(self._next_row, self._num_rows or 0), True
+                    self._next_row, self._has_ended = min(self._next_row, self._pass.stop or 0), True
                 yield batches.pop()
         self._has_ended = True
         self._wait_for_check()
@@ -259,7 +258,7 @@ class Loader(Generic[BatchType]):
         disk = self._disk = Disk()
         coming: deque[Chunk] = deque()
         while chunk := coming.popleft() if coming else next(plan, None):
-            if self._is_end_known and (self.rows.is_remote or disk.is_slow):
+            if self._is_end_known and (self.rows.is_remote or disk.rows_left > 0):
                 for following in itertools.islice(plan, CHUNKS_AHEAD - len(coming)):
                     following.will_need()
                     coming.append(following)
@@ -298,7 +297,7 @@ class Loader(Generic[BatchType]):
 
     def _resolve(self, row: int, num_batches: int, *, is_blank: bool = False) -> Chunk:
         """Resolve this rank's rows of some global batches, or make blank rows instead."""
-        return self._resolve_rows(self._index(row, num_batches), 0 if is_blank else self._num_rows)
+        return self._resolve_rows(self._index(row, num_batches), 0 if is_blank else self._pass.stop)
 
     def _resolve_rows(self, index: Integers, limit: int | None) -> Chunk:
         return Chunk(self.rows, index, batch_size=self.batch_size, document_mask=self._document_mask, limit=limit)
@@ -316,7 +315,7 @@ class Loader(Generic[BatchType]):
             if not self.rows.is_known:
                 return (num_ready - row) // self.global_batch_size
             self._find_end(row)
-        return self._pass.count_left(row)
+        return self._pass.count_left(row, self.global_batch_size)
 
     def _make_batches(self, chunk: Chunk) -> list[Any]:
         """Return the batches of a chunk as the user gets them."""

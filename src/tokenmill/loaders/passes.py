@@ -26,7 +26,7 @@ class Pass(msgspec.Struct, frozen=True):
     rows: Rows
     epochs: float | None
     size: int
-    """Rows of a batch of all ranks."""
+    """Rows of a batch of all ranks; what counts batches may ask for every n-th one instead."""
     drop_last: bool
     start: int = 0
     number: int = 0
@@ -41,40 +41,42 @@ class Pass(msgspec.Struct, frozen=True):
         stop = count_rows(rows, epochs)
         if drop_last and stop is not None and stop < size:
             raise UsageError(f"drop_last leaves no batch: there are {stop} rows, and a batch of all ranks has {size}")
-        return cls(rows, epochs, size, drop_last)._until(stop)
-
-    def _until(self, stop: int | None) -> Pass:
-        end = max(self.start, stop - self.size + 1) if self.drop_last and stop is not None else stop
-        return msgspec.structs.replace(self, stop=stop, end=end)
+        end = stop - size + 1 if drop_last and stop is not None else stop
+        return cls(rows, epochs, size, drop_last, stop=stop, end=end)
 
     @property
     def is_last(self) -> bool:
         """Whether there are no rows after this pass."""
         return self.stop is not None and self.stop == self.rows.limit
 
-    def count_left(self, row: int) -> int:
-        """Count the batches that begin from a row on."""
-        return UNENDING if self.end is None else max(0, -((row - self.end) // self.size))
+    def count_left(self, row: int, size: int) -> int:
+        """Count the batches that begin from a row on, at a distance of `size`."""
+        return UNENDING if self.end is None else max(0, -((row - self.end) // size))
 
-    def count_steps(self, row: int) -> int:
+    def count_steps(self, row: int, size: int) -> int:
         """Count the batches before a row of this pass, those of earlier passes included."""
-        return self.num_steps_before - (self.start - row) // self.size
+        return self.num_steps_before - (self.start - row) // size
 
     def following(self) -> Pass:
         """Return the pass after this one, or the first one after the last."""
         if self.is_last or self.stop is None:
             return self.first(self.rows, self.epochs, self.size, drop_last=self.drop_last)
-        following = msgspec.structs.replace(
+        stop = count_rows(self.rows, self.epochs, self.number + 2)
+        assert stop is not None
+        return msgspec.structs.replace(
             self,
             start=self.stop,
             number=self.number + 1,
-            num_steps_before=self.num_steps_before + self.count_left(self.start),
+            num_steps_before=self.num_steps_before + self.count_left(self.start, self.size),
+            stop=stop,
+            end=max(self.stop, stop - self.size + 1) if self.drop_last else stop,
         )
-        return following._until(count_rows(self.rows, self.epochs, self.number + 2))
 
     def find(self, row: int) -> Pass:
         """Return the pass with a row; a row between two passes is the end of the first one."""
-        found = self if row > self.start else self.first(self.rows, self.epochs, self.size, drop_last=self.drop_last)
+        found = self
+        if 0 < self.start >= row:
+            found = self.first(self.rows, self.epochs, self.size, drop_last=self.drop_last)
         while found.stop is not None and row > found.stop:
             if found.is_last:
                 raise UsageError(

@@ -161,7 +161,7 @@ class TfLoader(Loader[BatchType]):
         made = tf.data.Dataset.range(-(-num_batches // at_once)).map(lambda number: _call(fill, number, specs))
         made = made.prefetch(self._prefetch) if self._prefetch else made
         made = made.unbatch() if self._is_plain else made
-        length = tf.data.INFINITE_CARDINALITY if self._num_rows is None else num_batches
+        length = tf.data.INFINITE_CARDINALITY if self._pass.stop is None else num_batches
         return made.apply(tf.data.experimental.assert_cardinality(length))
 
     def _chunk(self, row: int, num_batches: int, *, is_blank: bool = False) -> Chunk:

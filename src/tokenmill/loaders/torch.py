@@ -154,7 +154,7 @@ class TorchLoader(Loader[BatchType]):
             pinned = self._pool.take(shape)
             np.copyto(pinned, arrays)
             arrays = pinned
-        resolve = partial(self._resolve_rows, self._index(row, num_batches), self._num_rows)
+        resolve = partial(self._resolve_rows, self._index(row, num_batches), self._pass.stop)
         return self._make_batches(FilledChunk(resolve, *arrays))
 
 
