@@ -111,6 +111,8 @@ class Workers:
         while self._requests:
             slot, _, _ = self._next_answer()
             self._slots.free(slot)
+        for process in self._processes:
+            process.check()
 
     def _next_answer(self) -> tuple[int, int, Any]:
         process, slot = self._requests.popleft()
@@ -165,6 +167,11 @@ class _Process:
         except (EOFError, ConnectionResetError):
             raise self._describe_end() from None
         return answer
+
+    def check(self) -> None:
+        """Raise if the process has ended."""
+        if not self.process.is_alive():
+            raise self._describe_end()
 
     def _describe_end(self) -> TokenmillError:
         self.process.join(JOIN_SECONDS)
@@ -328,7 +335,7 @@ class _SlotMemory(BufferPool):
         return array
 
     def place(self, part: pickle.PickleBuffer, places: list[tuple[int, int]]) -> bool:
-        """Put a buffer of a pickle into the slot, unless it is there; True if it does not fit and stays in the pickle."""
+        """Put a buffer of a pickle into the slot, unless it is there; True if it does not fit and is sent."""
         if not part.raw().nbytes:
             return True
         raw = np.frombuffer(part.raw(), np.uint8)

@@ -44,7 +44,7 @@ LAYOUT_SIZE = 4
 class TorchLoader(Loader[BatchType]):
     """The loader with tensors; with `device`, they are copied there while the previous step is still running.
 
-    `num_workers` processes fill batches, in the same order; with `persistent_workers`, they stay for the next iteration.
+    `num_workers` processes fill batches, in the same order; `persistent_workers` stay for the next iteration.
     """
 
     def __init__(
