@@ -7,6 +7,7 @@ loops of `kernels.py` do the copying.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from tokenmill.filling.cover import Cover
 from tokenmill.store.documents import Documents
 from tokenmill.store.mapping import will_need
 
-__all__ = ["IGNORED", "Chunk"]
+__all__ = ["IGNORED", "Chunk", "FilledChunk"]
 
 IGNORED = -100
 """The target of a token that has none: torch's cross entropy ignores it by default."""
@@ -160,6 +161,22 @@ class Chunk:
             cover.spread(self.start, self.stop, **{name: array.reshape(-1) for name, array in arrays.items()})
             self._spreads.update(arrays)
         return self._spreads[name]
+
+
+class FilledChunk(Chunk):
+    """Rows that another process has filled; they are resolved here only if a batch asks for more than its tokens."""
+
+    def __init__(self, resolve: Callable[[], Chunk], inputs: Array, targets: Array) -> None:
+        self._resolve = resolve
+        self.inputs, self.targets = inputs, targets
+
+    def __getattr__(self, name: str) -> Any:
+        # Python calls this for what is not there: everything that resolving finds.
+        resolve = self.__dict__.get("_resolve")
+        if resolve is None or name.startswith("__"):
+            raise AttributeError(name)
+        vars(self).update({**vars(resolve()), **vars(self), "_resolve": None})
+        return getattr(self, name)
 
 
 class _LocatedSpans(NamedTuple):

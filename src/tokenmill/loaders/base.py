@@ -8,30 +8,31 @@ arrays; those of the frameworks differ only in how they hand them over.
 from __future__ import annotations
 
 import itertools
-import resource
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from fractions import Fraction
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.arguments import MOST_ROWS, flag, one_of, positive, show, whole_number
-from tokenmill.dataset.rows import Rows, as_rows
+from tokenmill.arguments import MOST_ROWS, flag, one_of, show, whole_number
+from tokenmill.dataset.rows import Integers, Rows, as_rows
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import Chunk
 from tokenmill.filling.layouts import FLAT, LAYOUTS, map_parts
 from tokenmill.filling.row_layouts import own_layout
+from tokenmill.loaders._disk import FIRST_ROWS, Disk
 from tokenmill.loaders._prefetch import Prefetcher
 from tokenmill.loaders._state import VERSION, check_state
 from tokenmill.loaders._world import World, find_rank
+from tokenmill.loaders.passes import Pass
 from tokenmill.store.background_check import BackgroundCheck
 
-__all__ = ["FRAMEWORKS", "BatchType", "Loader", "batch_dtype", "count_rows", "make_loader"]
+__all__ = ["FRAMEWORKS", "BatchType", "Loader", "batch_dtype", "make_loader"]
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar, Unpack
@@ -57,17 +58,15 @@ RESOLVED_ROWS = 8192
 """Rows that are resolved together: 30 ns each, against 9,000 for eight at a time."""
 RESOLVED_TOKENS = 1 << 25
 """Fewer rows if they are long, because these have many documents."""
-FIRST_ROWS = 64
 CHUNKS_AHEAD = 4
-SLOW_ROWS = 16_384
-"""After a page fault that waited for the disk, read ahead for this many rows."""
 
 
 class Loader(Generic[BatchType]):
     """Batches of a dataset, endless unless `epochs` is given.
 
-    Iterating resumes after the last batch that was handed over. After the last epoch it starts over, also from a
-    state that was taken there. The last batch of all epochs is padded, or with `drop_last` left out.
+    Iterating resumes after the last batch that was handed over, and ends after `epochs`. Iterating again goes on with
+    the next epochs, in their own order, also from a state that was taken at the end; `seek(0)` goes back. The last
+    batch before an end is padded, or with `drop_last` left out.
 
     `batch_size` is rows per rank; `rank` and `world_size`, or `group`, say which rank this is (see `World`). With
     `document_mask`, targets do not cross documents. `layout` names the trainer for which batches are laid out.
@@ -103,11 +102,11 @@ class Loader(Generic[BatchType]):
         self._document_mask = flag(document_mask, "document_mask")
         self._prefetch = whole_number(prefetch, "prefetch", 0)
         self._epochs, self._drop_last = epochs, flag(drop_last, "drop_last")
-        self._find_end()
-        self._pool = BufferPool(batch_dtype(dtype))
-        self._disk = _Disk()
-        self._check = None if verify is None else self._start_check(verify)
         self._next_row = 0
+        self._find_end(0)
+        self._pool = BufferPool(batch_dtype(dtype))
+        self._disk = Disk()
+        self._check = None if verify is None else self._start_check(verify)
         self._has_ended = False
         self._generation = 0
 
@@ -130,28 +129,28 @@ class Loader(Generic[BatchType]):
         if self._check is not None and self._check.damage is not None:
             raise StoreError(self._check.damage)
 
+    def _wait_for_check(self) -> None:
+        """Wait until all files that were read are checked, and raise if one is damaged."""
+        if self._check is not None:
+            self._check.wait()
+            self._check_files()
+
     def _look_at_files(self) -> None:
         """Raise if a mapped file was changed in place."""
         for leaf in self.rows.leaves():
             leaf.documents.table.files.look_again()
 
-    def _find_end(self) -> None:
-        """Find the first row at which no batch begins; it is unknown while text is being tokenized."""
+    def _find_end(self, row: int) -> None:
+        """Find the pass of a row; where it ends is unknown while text is being tokenized."""
         self._is_end_known = self.rows.is_known
-        self._num_rows = self._end = count_rows(self.rows, self._epochs)
         if self._epochs is None and self._is_end_known and self.rows.num_rows < self.global_batch_size:
             raise UsageError(
                 f"a batch of all ranks has {self.global_batch_size} rows, and there are {self.rows.num_rows}, so every "
                 "batch would repeat some; choose a smaller batch_size or seq_len, or pass epochs to allow it"
             )
-        if self._num_rows is None or not self._drop_last:
-            return
-        if self._num_rows < self.global_batch_size:
-            raise UsageError(
-                f"drop_last leaves no batch: there are {self._num_rows} rows, and a batch of all ranks has "
-                f"{self.global_batch_size}"
-            )
-        self._end = self._num_rows - self.global_batch_size + 1
+        self._pass = Pass.first(self.rows, self._epochs, self.global_batch_size, drop_last=self._drop_last)
+        if row:
+            self._pass = self._pass.find(row)
 
     @property
     def vocab_size(self) -> int | None:
@@ -161,7 +160,7 @@ class Loader(Generic[BatchType]):
     @property
     def step(self) -> int:
         """The number of global batches that were handed over, at this batch size."""
-        return -(-self._next_row // self.global_batch_size)
+        return self._pass.count_steps(self._next_row, self.global_batch_size)
 
     @property
     def bottleneck(self) -> str:
@@ -174,12 +173,12 @@ class Loader(Generic[BatchType]):
         return f"{work}; {'move the store to a faster one' if self._disk.has_waited else 'leave it a free core'}"
 
     def __len__(self) -> int:
-        """Steps in all epochs."""
-        if self._num_rows is None:
+        """Steps of one iteration from its start, which has all `epochs`."""
+        if self._pass.stop is None:
             if self._epochs is not None:
                 raise TypeError("the number of steps is known only when all text is tokenized; count steps yourself")
             raise TypeError("an endless loader has no length; pass epochs, or count steps yourself")
-        return self._num_left(0)
+        return self._num_left(self._pass.start)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch that was handed over, regardless of what was prefetched."""
@@ -195,7 +194,7 @@ class Loader(Generic[BatchType]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state of this dataset, also one with another number of ranks or another batch size.
 
-        After a state from the end of the last epoch, iterating starts over. A state past that end is an error.
+        After a state from the end of an iteration, iterating goes on with the next epochs.
         """
         self.seek(check_state(state, self.rows))
 
@@ -203,21 +202,31 @@ class Loader(Generic[BatchType]):
     get_state, set_state = state_dict, load_state_dict
 
     def seek(self, row: int) -> None:
-        """Continue with a row number, counted over all epochs and ranks."""
+        """Continue with a row number, counted over all epochs and ranks: epoch n begins with `n * len(loader.rows)`.
+
+        The next iteration ends where the one that hands over this row does.
+        """
         row = whole_number(row, "row", 0, MOST_ROWS)
-        if self._num_rows is not None and row > self._num_rows:
-            raise UsageError(
-                f"row {row} is past the end of this loader, which has {self._num_rows} rows; pass more epochs"
-            )
+        self._pass = self._pass.find(row)
         self._next_row = row
         self._has_ended = self._num_left(row) == 0
         self._generation += 1
 
     def __iter__(self) -> Iterator[BatchType]:
         if self._has_ended:
-            self.seek(0)
+            self._begin_next_pass()
         self._generation += 1
         return self._batches(self._generation)
+
+    def _begin_next_pass(self) -> None:
+        """Go on with the next epochs; if there are none, start over, and say so."""
+        if self._pass.is_last and self.rank == 0:
+            print(
+                f"tokenmill: there are only {self._pass.stop:,} rows, so they come again, in the same order",
+                file=sys.stderr,
+            )
+        self._pass = self._pass.following()
+        self._next_row, self._has_ended = self._pass.start, False
 
     def _batches(self, generation: int) -> Iterator[BatchType]:
         """Yield batches one by one; moving the loader, or iterating over it again, invalidates this iterator."""
@@ -236,19 +245,17 @@ class Loader(Generic[BatchType]):
                     )
                 self._check_files()
                 self._next_row += size
-                if self._end is not None and self._next_row >= self._end:
-                    self._next_row, self._has_ended = min(self._next_row, self._num_rows or 0), True
+                if self._pass.end is not None and self._next_row >= self._pass.end:
+                    self._next_row, self._has_ended = min(self._next_row, self._pass.stop or 0), True
                 yield batches.pop()
         self._has_ended = True
-        if self._check is not None:
-            self._check.wait()
-            self._check_files()
+        self._wait_for_check()
 
     def _chunks(self, row: int) -> Iterator[list[Any]]:
         """Yield lists of batches from a row on; if rows come from a disk or a bucket, read the next ones ahead."""
         self._watch_files()
         plan = self._plan(row)
-        disk = self._disk = _Disk()
+        disk = self._disk = Disk()
         coming: deque[Chunk] = deque()
         while chunk := coming.popleft() if coming else next(plan, None):
             if self._is_end_known and (self.rows.is_remote or disk.rows_left > 0):
@@ -264,13 +271,18 @@ class Loader(Generic[BatchType]):
             yield batches
             del batches
 
+    @property
+    def _batch_bytes(self) -> int:
+        """The memory of inputs and targets of a batch."""
+        return 2 * self._pool.dtype.itemsize * self.batch_size * self.rows.seq_len
+
     def _plan(self, row: int) -> Iterator[Chunk]:
         """Yield the chunks from a row on, to be filled; the first ones are small, so that the first batch comes soon.
 
         The rows of several chunks are resolved together. Rows after the last epoch are blank.
         """
         batch_size, seq_len = self.batch_size, self.rows.seq_len
-        most = max(1, CHUNK_BYTES // (2 * self._pool.dtype.itemsize * batch_size * seq_len))
+        most = max(1, CHUNK_BYTES // self._batch_bytes)
         num_batches = max(1, FIRST_ROWS // batch_size)
         per_chunk = 1
         while num_left := self._num_left(row):
@@ -285,10 +297,16 @@ class Loader(Generic[BatchType]):
 
     def _resolve(self, row: int, num_batches: int, *, is_blank: bool = False) -> Chunk:
         """Resolve this rank's rows of some global batches, or make blank rows instead."""
-        firsts = row + np.arange(num_batches) * self.global_batch_size + self.rank * self.batch_size
-        index = (firsts[:, None] + np.arange(self.batch_size)).reshape(-1)
-        limit = 0 if is_blank else self._num_rows
+        return self._resolve_rows(self._index(row, num_batches), 0 if is_blank else self._pass.stop)
+
+    def _resolve_rows(self, index: Integers, limit: int | None) -> Chunk:
         return Chunk(self.rows, index, batch_size=self.batch_size, document_mask=self._document_mask, limit=limit)
+
+    def _index(self, row: int, num_batches: int) -> Integers:
+        """Return the numbers of this rank's rows in some global batches."""
+        firsts = row + np.arange(num_batches) * self.global_batch_size + self.rank * self.batch_size
+        index: Integers = (firsts[:, None] + np.arange(self.batch_size)).reshape(-1)
+        return index
 
     def _num_left(self, row: int) -> int:
         """Count the batches that begin from a row on; while text is being tokenized, those whose rows exist."""
@@ -296,10 +314,8 @@ class Loader(Generic[BatchType]):
             num_ready = self.rows.wait_for(row + self.global_batch_size)
             if not self.rows.is_known:
                 return (num_ready - row) // self.global_batch_size
-            self._find_end()
-        if self._end is None:
-            return 1 << 40
-        return max(0, -(-(self._end - row) // self.global_batch_size))
+            self._find_end(row)
+        return self._pass.count_left(row, self.global_batch_size)
 
     def _make_batches(self, chunk: Chunk) -> list[Any]:
         """Return the batches of a chunk as the user gets them."""
@@ -342,17 +358,6 @@ def make_loader(rows: Any, *, framework: str = "numpy", others: Iterable[str] = 
     return loader
 
 
-def count_rows(rows: Rows, epochs: float | None) -> int | None:
-    """Count the rows of all epochs; None if there is no end, or if it is not known yet."""
-    if epochs is None:
-        return rows.limit
-    epochs = positive(epochs, "epochs", MOST_ROWS // (rows.num_rows if rows.is_known else 1))
-    if not rows.is_known:
-        return None
-    asked = max(1, rows.rows_of_epochs(Fraction(str(epochs))))
-    return asked if rows.limit is None else min(asked, rows.limit)
-
-
 def batch_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     """Check the type of batches, which must hold every id and -100."""
     try:
@@ -363,37 +368,3 @@ def batch_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
         name = dtype if dtype is None else kind
         raise UsageError(f"dtype {name} cannot hold every id and -100; expected int64 or int32")
     return kind
-
-
-class _Disk:
-    """Detects by major page faults that rows come from the disk and not from memory.
-
-    Reading ahead costs half a microsecond a row, in vain if everything is in memory already. So it is on at the start
-    and for a while after such a fault.
-    """
-
-    def __init__(self) -> None:
-        self.rows_left = FIRST_ROWS
-        """Read ahead until this many more rows are filled."""
-        self._rows_unseen = 0
-        self._num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        self._has_faulted = False
-
-    @property
-    def has_waited(self) -> bool:
-        """Whether recent rows came from the disk."""
-        return self._has_faulted and self.rows_left > 0
-
-    def observe(self, num_rows: int) -> None:
-        """Look for page faults while this many rows were filled; another thread may have caused them, too.
-
-        While there are none, check only now and then.
-        """
-        self.rows_left -= num_rows
-        self._rows_unseen += num_rows
-        if self.rows_left <= 0 and self._rows_unseen < FIRST_ROWS:
-            return
-        num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        if num_faults - self._num_faults > self._rows_unseen // 8:
-            self.rows_left, self._has_faulted = SLOW_ROWS, True
-        self._num_faults, self._rows_unseen = num_faults, 0

@@ -22,7 +22,8 @@ from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import Chunk
 from tokenmill.filling.layouts import FLAT, LAYOUTS, map_parts
-from tokenmill.loaders.base import Loader, batch_dtype, count_rows
+from tokenmill.loaders.base import Loader, batch_dtype
+from tokenmill.loaders.passes import count_rows
 
 try:
     import grain  # type: ignore[import-untyped]
@@ -175,7 +176,7 @@ class _PlainLoader(Loader):
     def go_to_step(self, step: int) -> None:
         """Continue with a batch; a step past the last one is the end."""
         row = step * self.global_batch_size
-        self.seek(row if self._num_rows is None else min(row, self._num_rows))
+        self.seek(row if self._pass.stop is None else min(row, self._pass.stop))
 
     def _num_left(self, row: int) -> int:
         return super()._num_left(row + self._rows_before)

@@ -18,7 +18,7 @@ from tokenmill.dataset.rows import Rows, as_rows
 from tokenmill.display.tables import make_table
 from tokenmill.errors import UsageError
 from tokenmill.formatting import plural, show_safely
-from tokenmill.loaders.base import count_rows
+from tokenmill.loaders.passes import count_rows
 from tokenmill.store.sources import read_sources
 from tokenmill.tools._document_parts import document_parts
 from tokenmill.tools.inspect.document_view import describe_origin, kept_fields
