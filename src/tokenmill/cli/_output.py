@@ -33,6 +33,15 @@ def open_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 (open until the end)
+    _move_messages()
+
+
+def _move_messages() -> None:
+    """Print messages to a copy of descriptor 2, which is redirected while a tokenizer library runs in any thread."""
+    if sys.stderr is sys.__stderr__ and sys.stderr.fileno() == 2:
+        sys.stderr.flush()
+        encoding, errors = sys.stderr.encoding, sys.stderr.errors
+        sys.stderr = open(os.dup(2), "w", 1, encoding, errors, closefd=False)  # noqa: SIM115 (open until the end)
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
