@@ -38,10 +38,10 @@ def open_standard_streams() -> None:
 
 def _move_messages() -> None:
     """Print messages to a copy of descriptor 2, which is redirected while a tokenizer library runs in any thread."""
-    if sys.stderr is sys.__stderr__ and sys.stderr.fileno() == 2:
-        sys.stderr.flush()
-        encoding, errors = sys.stderr.encoding, sys.stderr.errors
-        sys.stderr = open(os.dup(2), "w", 1, encoding, errors, closefd=False)  # noqa: SIM115 (open until the end)
+    usual = sys.__stderr__
+    if usual is not None and sys.stderr is usual and usual.fileno() == 2:
+        usual.flush()
+        sys.stderr = open(os.dup(2), "w", 1, usual.encoding, usual.errors, closefd=False)  # noqa: SIM115
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
