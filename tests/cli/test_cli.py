@@ -576,6 +576,16 @@ def test_except_exception_does_not_swallow_ctrl_c() -> None:
     assert not issubclass(Interrupted, Exception)
 
 
+def test_a_terminal_that_is_closed_does_not_end_a_run_that_ignores_it() -> None:
+    """`nohup` makes a program ignore SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_as_exceptions():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_the_first_seconds_say_what_is_being_done(folder: Path, tmp_path: Path) -> None:
     done = tokenmill("tokenize", "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes", cwd=folder)
     said = [line for line in done.stderr.splitlines() if line.endswith(" ...")]
