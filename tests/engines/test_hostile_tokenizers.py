@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -188,3 +190,29 @@ def test_the_redirection_ends_with_the_last_of_several_calls(capfd: pytest.Captu
         os.write(2, b"held back\n")
         assert capfd.readouterr().err == ""
     assert capfd.readouterr().err == "held back\n"
+
+
+MESSAGE_DURING_A_CALL = """
+import os, sys, threading
+from tokenmill.cli._output import fail, open_standard_streams
+from tokenmill.engines._guard import guarded
+
+if sys.argv[1] == "command line":
+    open_standard_streams()
+is_inside, may_end = threading.Event(), threading.Event()
+
+def call() -> None:
+    with guarded("x.json"):
+        is_inside.set()
+        may_end.wait()
+
+threading.Thread(target=call, daemon=True).start()
+is_inside.wait()
+fail("the disk is full")
+"""
+
+
+@pytest.mark.parametrize("program", ["command line", "a script"])
+def test_messages_are_printed_while_another_thread_is_in_a_library(program: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", MESSAGE_DURING_A_CALL, program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (1, "error: the disk is full\n")

@@ -137,6 +137,7 @@ class _RecordFields:
         self.keep_parts = tuple(map(split_key, options.keep_keys))
         self._parts = tuple(map(split_key, options.record_keys))
         self._nothing = (None,) * len(self._parts)
+        self._needed = [number for number, key in enumerate(options.record_keys) if key in options.needed_keys]
         self._names = [parts[0] for parts in self._parts] if all(len(parts) == 1 for parts in self._parts) else None
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(dict[str, Any])
 
@@ -166,13 +167,16 @@ class _RecordFields:
             documents = [tuple([record.get(name) for name in self._names]) for record in records]
         else:
             documents = [tuple([find_value(record, parts) for parts in self._parts]) for record in records]
-        return None if self._nothing in documents else documents
+        if self._nothing in documents:
+            return None
+        lacks = any(document[number] is None for document in documents for number in self._needed)
+        return None if lacks else documents
 
     def _kept(self, record: Any) -> _Kept:
         return tuple(as_kept(find_value(record, parts)) for parts in self.keep_parts)
 
     def _read_again(self, data: bytes | bytearray) -> tuple[Any, _Kept] | Refusal:
-        return explain_record(data, self._parts)
+        return explain_record(data, self._parts, [self._parts[number] for number in self._needed])
 
 
 class _TextFields(_RecordFields):

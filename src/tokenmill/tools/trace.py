@@ -150,7 +150,8 @@ def render_step(trace: StepTrace) -> RenderableType:
     num_tokens = sum(document.num_tokens for _, document in lines)
     sizes = (plural(len(trace.rows), "row"), plural(len(lines), "document"), plural(num_tokens, "token"))
     title = Text(f"step {trace.step:,}: {', '.join(sizes)}\n", style="bold")
-    heads = ("rank", "row", "row token", "document", "document token", "tokens", "from")
+    # Two lines leave room for the place in a file in 80 columns.
+    heads = ("rank", "row", "row\ntoken", "document", "document\ntoken", "tokens", "from")
     table = make_table(heads, cells, left=("from",))
     if len(lines) <= MOST_LINES:
         return Group(title, table)
