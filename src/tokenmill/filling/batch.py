@@ -112,6 +112,19 @@ class Batch(msgspec.Struct, Generic[Tensor], eq=False):
         return [self._chunk.cover.documents_of(row) for row in rows]
 
     @property
+    def sources(self) -> Tensor:
+        """The number of the store that each row comes from, as in `loader.rows.sources`; int64, of shape (batch_size,).
+
+        It is -1 for blank rows, and for rows with documents of several stores that were opened as one.
+        """
+        return self._wrap(self._chunk.sources[self._first_row : self._first_row + self._chunk.batch_size])
+
+    @property
+    def token_sources(self) -> Tensor:
+        """The number of the store that each token comes from, -1 for padding; int32."""
+        return self._wrap(self._chunk.token_sources[self._number])
+
+    @property
     def _first_row(self) -> int:
         """The place of the first row among those that were resolved together."""
         return self._chunk.start + self._number * self._chunk.batch_size

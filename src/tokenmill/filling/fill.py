@@ -20,6 +20,7 @@ from tokenmill.errors import StoreError
 from tokenmill.filling import kernels
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.cover import Cover
+from tokenmill.filling.row_sources import segment_sources, source_of_rows
 from tokenmill.store.documents import Documents
 from tokenmill.store.mapping import will_need
 
@@ -50,7 +51,7 @@ class Chunk:
         self, rows: Rows, index: Integers, *, batch_size: int = 1, document_mask: bool = False, limit: int | None = None
     ) -> None:
         self.seq_len, self.batch_size, self.is_masked = rows.seq_len, batch_size, document_mask
-        self.start, self.stop = 0, len(index)
+        self.rows, self.start, self.stop = rows, 0, len(index)
         self._whole: Chunk | None = None
         self._spreads: dict[str, Array] = {}
         self._blank = np.flatnonzero(index >= limit) if limit is not None else index[:0]
@@ -139,6 +140,26 @@ class Chunk:
             for resolved in self._resolved
         ]
         return Cover(join_segments(parts, self.stop), self.seq_len, self.batch_size)
+
+    @cached_property
+    def sources(self) -> Integers:
+        """The source of each row that was resolved together."""
+        if self._whole is not None:
+            return self._whole.sources
+        return source_of_rows(self.rows, self._resolved, self.stop)
+
+    @cached_property
+    def token_sources(self) -> Array:
+        """The source of each token."""
+        found = _SPREADS.take(self.inputs.shape)
+        self.cover.spread_values(self.start, self.stop, self._segment_sources, found.reshape(-1))
+        return found
+
+    @cached_property
+    def _segment_sources(self) -> npt.NDArray[np.int32]:
+        if self._whole is not None:
+            return self._whole._segment_sources
+        return segment_sources(self.rows, self._resolved, self.cover.segments, self.stop)
 
     @cached_property
     def loss_weights(self) -> Array:

@@ -19,7 +19,7 @@ __all__ = ["FLAT", "LAYOUTS", "Layout", "map_parts"]
 
 FLAT = "hf-flat"
 """The layout whose batches are one row of all tokens: none of its parts has the shape (batch_size, seq_len)."""
-RAGGED = {"doc_lens", "max_doc_lens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+RAGGED = {"doc_lens", "max_doc_lens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "sources"}
 """Parts of batches that do not have one value for each token."""
 
 Layout = Callable[[NumpyBatch], Any]

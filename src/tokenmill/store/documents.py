@@ -52,6 +52,8 @@ class Documents:
         self.beside = dict(beside or {})
         self.tokenizer: tuple[str, str] | None = None
         """Name and hash of the tokenizer that made the ids; None if unknown."""
+        self.sources: tuple[tuple[str, int], ...] = ((name, 0),)
+        """The stores that were joined, each with its first shard in the table."""
         self.name = name
         self.fingerprint = fingerprint
         if runs is None:
@@ -203,6 +205,11 @@ class Documents:
         runs = np.searchsorted(self._document_ends, documents, "right")
         return self._shards[runs], documents - self._document_shifts[runs]
 
+    def find_sources(self, documents: Integers) -> Integers:
+        """The number of the joined store that each document is from."""
+        first_shards = np.array([shard for _, shard in self.sources])
+        return np.searchsorted(first_shards, self.locate(documents)[0], "right") - 1
+
     def slice(self, start: int, stop: int) -> Documents:
         """The documents from `start` up to `stop`."""
         start, stop = whole_number(start, "start"), whole_number(stop, "stop")
@@ -236,7 +243,7 @@ class Documents:
         fingerprint = xxhash.xxh3_64_hexdigest(f"{self.fingerprint} {change}".encode())
         pieces = (self._shards[runs], firsts - self._document_shifts[runs], counts)
         chosen = Documents(self.table, name, fingerprint, pieces, self.beside, self.vocab_size, self.holds)
-        chosen.tokenizer = self.tokenizer
+        chosen.tokenizer, chosen.sources = self.tokenizer, self.sources
         return chosen
 
     def __repr__(self) -> str:
