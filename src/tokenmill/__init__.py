@@ -22,6 +22,7 @@ from tokenmill.errors import DataError, MissingDependencyError, StoreError, Toke
 
 if TYPE_CHECKING:
     from tokenmill.checkpoint import Checkpoints
+    from tokenmill.dataset.choose import allow, sample, where
     from tokenmill.dataset.mix import mix
     from tokenmill.dataset.pack import pack
     from tokenmill.dataset.pairs import pairs, prompts
@@ -60,6 +61,7 @@ __all__ = [
     "TokenmillError",
     "TorchRows",
     "UsageError",
+    "allow",
     "deny",
     "estimate",
     "exit_on_error",
@@ -72,6 +74,7 @@ __all__ = [
     "pairs",
     "prompts",
     "report",
+    "sample",
     "shuffle",
     "skip",
     "slice",
@@ -79,6 +82,7 @@ __all__ = [
     "take",
     "tokenize",
     "verify",
+    "where",
 ]
 
 __version__ = "0.1.0"
@@ -92,6 +96,7 @@ _LAZY = {
     "StepClock": ("tokenmill.step_clock", "StepClock"),
     "TokenStore": ("tokenmill.store.store", "TokenStore"),
     "TorchRows": ("tokenmill.loaders.torch", "TorchRows"),
+    "allow": ("tokenmill.dataset.choose", "allow"),
     "deny": ("tokenmill.dataset.slice", "deny"),
     "estimate": ("tokenmill.tools.estimate", "estimate"),
     "exit_on_error": ("tokenmill.program", "exit_on_error"),
@@ -104,6 +109,7 @@ _LAZY = {
     "pairs": ("tokenmill.dataset.pairs", "pairs"),
     "prompts": ("tokenmill.dataset.pairs", "prompts"),
     "report": ("tokenmill.tools.report", "report"),
+    "sample": ("tokenmill.dataset.choose", "sample"),
     "shuffle": ("tokenmill.dataset.shuffle", "shuffle"),
     "skip": ("tokenmill.dataset.slice", "skip"),
     "slice": ("tokenmill.dataset.slice", "slice_"),
@@ -111,6 +117,7 @@ _LAZY = {
     "take": ("tokenmill.dataset.slice", "take"),
     "tokenize": ("tokenmill.pipeline.tokenize_any", "tokenize"),
     "verify": ("tokenmill.tools.verify", "verify"),
+    "where": ("tokenmill.dataset.choose", "where"),
 }
 
 

@@ -20,6 +20,7 @@ from tokenmill.errors import StoreError
 from tokenmill.filling import kernels
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.cover import Cover
+from tokenmill.filling.pieces_of_streams import Following, cut_stream
 from tokenmill.filling.row_sources import segment_sources, source_of_rows
 from tokenmill.store.documents import Documents
 from tokenmill.store.mapping import will_need
@@ -28,6 +29,9 @@ __all__ = ["IGNORED", "Chunk", "FilledChunk"]
 
 IGNORED = -100
 """The target of a token that has none: torch's cross entropy ignores it by default."""
+
+ROWS_PER_RUN = 8
+"""With fewer rows in a run of documents on average, rows are cut at the ends of runs all at once, not one by one."""
 
 Array = npt.NDArray[Any]
 _SPREADS = BufferPool(np.int32)
@@ -217,6 +221,7 @@ class _LocatedSpans(NamedTuple):
     indices: Integers
     apart: list[tuple[int, int, int, Documents, int]]
     name: str
+    following: Following | None = None
 
 
 def _locate(found: list[ResolvedRows], suffix: str | None, num_rows: int) -> list[_LocatedSpans]:
@@ -236,6 +241,10 @@ def _locate(found: list[ResolvedRows], suffix: str | None, num_rows: int) -> lis
 
 def _locate_group(group: list[tuple[Documents, ResolvedRows]], num_rows: int) -> _LocatedSpans:
     spans = [resolved.rows.spans(resolved.numbers) for _, resolved in group]
+    is_stream, following = group[0][1].rows.has_lookahead, None
+    width = group[0][1].rows.seq_len
+    if is_stream and any(some.is_scattered and some.run_tokens < ROWS_PER_RUN * width for some, _ in group):
+        spans, following = cut_stream([documents for documents, _ in group], spans)
     join: Any = np.concatenate if len(group) > 1 else itemgetter(0)
     order: Any = slice(None)
     at, ends = group[0][1].at, spans[0].ends
@@ -246,13 +255,14 @@ def _locate_group(group: list[tuple[Documents, ResolvedRows]], num_rows: int) ->
         firsts, sizes = (np.cumsum(sizes) - sizes)[by_row], sizes[by_row]
         ends = np.cumsum(sizes)
         order = np.arange(int(sizes.sum())) + np.repeat(firsts - (ends - sizes), sizes)
+        following = following and following.in_order(by_row)
         at = at[by_row] if len(at) < num_rows else None
     pairs = zip(group, spans, strict=True)
     addresses = join([documents.addresses(some.starts, some.lengths) for (documents, _), some in pairs])[order]
     edges, lengths = np.append(0, ends), join([some.lengths for some in spans])[order]
     apart: list[tuple[int, int, int, Documents, int]] = []
     numbers = np.flatnonzero(addresses == 0)
-    stored, is_contiguous = group[0][0].dtype, group[0][1].rows.has_lookahead
+    stored, is_contiguous = group[0][0].dtype, is_stream and following is None
     if len(numbers):
         owners = np.repeat(np.arange(len(group)), [len(some.starts) for some in spans])[order][numbers]
         rows = np.searchsorted(edges, numbers, "right") - 1
@@ -273,6 +283,7 @@ def _locate_group(group: list[tuple[Documents, ResolvedRows]], num_rows: int) ->
         indices=addresses // stored.itemsize - 1,
         apart=apart,
         name=" or ".join(dict.fromkeys(documents.name for documents, _ in group)),
+        following=following,
     )
 
 
@@ -303,6 +314,9 @@ def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: A
             copy_rows(indices[low:high], kind, places, inputs, targets)
         if spans.apart:
             _copy_apart(spans, low, high, places, inputs, targets)
+        if spans.following is not None:
+            edges = spans.edges[low : high + 1]
+            spans.following.join(spans.lengths[edges[0] : edges[-1]], slice(low, high), places, inputs, targets)
     except OverflowError as error:
         raise StoreError(f"{spans.name} has {error}; pass dtype='int64'") from None
 
