@@ -146,6 +146,22 @@ def tokenmill_sources(corpus: Path, rows: int, length: int, *, per_token: bool) 
         yield batch.inputs, batch.targets
 
 
+def tokenmill_sampled(corpus: Path, rows: int, length: int, *, method: str) -> Pairs:
+    """A tenth of the documents, drawn at random, so that every row is of many pieces."""
+    import tokenmill as tm
+
+    chosen = tm.sample(tm.open(corpus / "store"), 0.1)
+    return iter(tm.load(chosen, seq_len=length, batch_size=rows, packing=method, framework="torch"))
+
+
+def tokenmill_token_masks(corpus: Path, rows: int, length: int) -> Pairs:
+    """The repetition filter and the goldfish mask."""
+    import tokenmill as tm
+
+    masks = [tm.RepetitionFilter(), tm.Goldfish()]
+    return iter(tm.load(corpus / "store", seq_len=length, batch_size=rows, framework="torch", token_masks=masks))
+
+
 def nanogpt(corpus: Path, rows: int, length: int) -> Pairs:
     """nanoGPT's get_batch: rows start at any token, sampled with replacement."""
     import torch
@@ -313,6 +329,11 @@ CONTENDERS: dict[str, Contender] = {
     "tokenmill, best-fit, 3-way mix": ours(tokenmill_mixed, is_masked=True, copies_slices=False),
     "tokenmill, 3-way mix, sources": ours(partial(tokenmill_sources, per_token=False), copies_slices=False),
     "tokenmill, 3-way mix, sources of tokens": ours(partial(tokenmill_sources, per_token=True), copies_slices=False),
+    "tokenmill, a tenth of the documents": ours(partial(tokenmill_sampled, method="concat"), copies_slices=False),
+    "tokenmill, a tenth, best-fit": ours(
+        partial(tokenmill_sampled, method="best-fit"), is_masked=True, copies_slices=False
+    ),
+    "tokenmill, repetition and goldfish": ours(tokenmill_token_masks, is_masked=True),
     "tokenmill, no C": ours(partial(tokenmill_rows, framework="torch"), environment=NOT_COMPILED),
     "tokenmill, no C, document mask": ours(tokenmill_masked, is_masked=True, environment=NOT_COMPILED),
     "tokenmill, no C, best-fit mix": ours(

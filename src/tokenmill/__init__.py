@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset.slice import slice_ as slice  # noqa: A004
     from tokenmill.executors.ray import RayExecutor
     from tokenmill.filling.batch import Batch
+    from tokenmill.filling.token_masks import Goldfish, RepetitionFilter
     from tokenmill.formats.export import export
     from tokenmill.formats.open import open_tokens as open  # noqa: A004
     from tokenmill.load_any import load
@@ -51,9 +52,11 @@ __all__ = [
     "Batch",
     "Checkpoints",
     "DataError",
+    "Goldfish",
     "Loader",
     "MissingDependencyError",
     "RayExecutor",
+    "RepetitionFilter",
     "Rows",
     "StepClock",
     "StoreError",
@@ -90,8 +93,10 @@ __version__ = "0.1.0"
 _LAZY = {
     "Batch": ("tokenmill.filling.batch", "Batch"),
     "Checkpoints": ("tokenmill.checkpoint", "Checkpoints"),
+    "Goldfish": ("tokenmill.filling.token_masks", "Goldfish"),
     "Loader": ("tokenmill.loaders.base", "Loader"),
     "RayExecutor": ("tokenmill.executors.ray", "RayExecutor"),
+    "RepetitionFilter": ("tokenmill.filling.token_masks", "RepetitionFilter"),
     "Rows": ("tokenmill.dataset.rows", "Rows"),
     "StepClock": ("tokenmill.step_clock", "StepClock"),
     "TokenStore": ("tokenmill.store.store", "TokenStore"),

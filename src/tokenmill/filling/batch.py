@@ -125,6 +125,11 @@ class Batch(msgspec.Struct, Generic[Tensor], eq=False):
         return self._wrap(self._chunk.token_sources[self._number])
 
     @property
+    def num_masked(self) -> dict[str, int]:
+        """What `token_masks` left out of the loss in this batch: `repetition_rows` and `goldfish_targets`."""
+        return self._chunk.num_masked(self._number)
+
+    @property
     def _first_row(self) -> int:
         """The place of the first row among those that were resolved together."""
         return self._chunk.start + self._number * self._chunk.batch_size

@@ -7,7 +7,7 @@ loops of `kernels.py` do the copying.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -16,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.dataset.rows import Integers, ResolvedRows, Rows, join_segments
-from tokenmill.errors import StoreError
+from tokenmill.errors import StoreError, UsageError
 from tokenmill.filling import kernels
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.cover import Cover
 from tokenmill.filling.pieces_of_streams import Following, cut_stream
 from tokenmill.filling.row_sources import segment_sources, source_of_rows
+from tokenmill.filling.token_masks import TokenMask
 from tokenmill.store.documents import Documents
 from tokenmill.store.mapping import will_need
 
@@ -52,11 +53,20 @@ class Chunk:
     targets: Array
 
     def __init__(
-        self, rows: Rows, index: Integers, *, batch_size: int = 1, document_mask: bool = False, limit: int | None = None
+        self,
+        rows: Rows,
+        index: Integers,
+        *,
+        batch_size: int = 1,
+        document_mask: bool = False,
+        limit: int | None = None,
+        token_masks: Sequence[TokenMask] = (),
     ) -> None:
         self.seq_len, self.batch_size, self.is_masked = rows.seq_len, batch_size, document_mask
         self.rows, self.start, self.stop = rows, 0, len(index)
         self._whole: Chunk | None = None
+        self._token_masks = token_masks
+        self._num_masked: dict[str, Integers] = {}
         self._spreads: dict[str, Array] = {}
         self._blank = np.flatnonzero(index >= limit) if limit is not None else index[:0]
         if len(self._blank):
@@ -72,7 +82,7 @@ class Chunk:
     def cut(self, start: int, stop: int) -> Chunk:
         """Return the rows from `start` up to `stop` as a chunk to be filled by itself."""
         part = Chunk.__new__(Chunk)
-        part.__dict__ = {**vars(self), "start": start, "stop": stop, "_whole": self, "_spreads": {}}
+        part.__dict__ = {**vars(self), "start": start, "stop": stop, "_whole": self, "_spreads": {}, "_num_masked": {}}
         return part
 
     def will_need(self) -> None:
@@ -103,6 +113,9 @@ class Chunk:
             blank = self._blank[(self._blank >= self.start) & (self._blank < self.stop)] - self.start
             inputs[blank] = 0
             targets[blank] = IGNORED
+        for mask in self._token_masks:
+            lengths = self._num_tokens[self.start : self.stop]
+            self._num_masked[mask.name] = mask.apply(inputs, targets, lengths, IGNORED)
 
     def _copy_values(self, several: list[_LocatedSpans], dtype: npt.DTypeLike) -> Array:
         """Copy the values that a store has beside its tokens, for inputs and for targets; 1 for rows that have none."""
@@ -144,6 +157,24 @@ class Chunk:
             for resolved in self._resolved
         ]
         return Cover(join_segments(parts, self.stop), self.seq_len, self.batch_size)
+
+    @cached_property
+    def _num_tokens(self) -> Integers:
+        """The number of tokens in each row that was resolved together."""
+        if self._whole is not None:
+            return self._whole._num_tokens
+        found = np.zeros(self.stop, np.int64)
+        for spans in self._spans:
+            ends = np.append(0, np.cumsum(spans.lengths))[spans.edges]
+            found[slice(None) if spans.at is None else spans.at] = np.minimum(np.diff(ends), self.seq_len)
+        return found
+
+    def num_masked(self, number: int) -> dict[str, int]:
+        """Return what the masks of tokens counted in a batch."""
+        rows = slice(number * self.batch_size, (number + 1) * self.batch_size)
+        if self._token_masks and not self._num_masked:
+            raise UsageError("worker processes do not send what they masked; pass num_workers=0 to read num_masked")
+        return {name: int(counts[rows].sum()) for name, counts in self._num_masked.items()}
 
     @cached_property
     def sources(self) -> Integers:

@@ -1,4 +1,4 @@
-"""What a loader adds to batches when it is asked to.
+"""What a loader does to batches when it is asked to: further fields, and targets without a loss.
 
 `Batch` has its fields as attributes. A layout is what one trainer takes, so `fields` names what else should be in it.
 """
@@ -14,6 +14,7 @@ from tokenmill.arguments import show
 from tokenmill.errors import UsageError
 from tokenmill.filling.batch import NumpyBatch
 from tokenmill.filling.layouts import FLAT, Layout
+from tokenmill.filling.token_masks import Goldfish, RepetitionFilter, TokenMask, check_masks
 from tokenmill.loaders._world import World
 
 __all__ = ["Extras", "Others", "read_fields", "take_extras"]
@@ -26,6 +27,8 @@ class ExtraSettings(TypedDict, total=False):
 
     fields: Sequence[str] | None
     """Further fields of a batch that layouts should have."""
+    token_masks: Sequence[Goldfish | RepetitionFilter] | None
+    """Rules that leave targets out of the loss because of what the tokens are."""
 
 
 class Others(World, ExtraSettings, total=False):
@@ -36,6 +39,7 @@ class Extras(NamedTuple):
     """What to add to batches, checked."""
 
     fields: tuple[str, ...] = ()
+    token_masks: tuple[TokenMask, ...] = ()
 
     def add_fields(self, layout: Layout, name: str) -> Layout:
         """Return the layout of this name with the fields in its dict; a batch without a layout has them already."""
@@ -58,7 +62,7 @@ def take_extras(loader: str, settings: Mapping[str, Any]) -> tuple[Any, Extras]:
     if unknown := settings.keys() - Others.__annotations__:
         raise TypeError(f"{loader} got an unexpected setting {min(unknown)!r}")
     world = {name: value for name, value in settings.items() if name in World.__annotations__}
-    return world, Extras(_check_fields(settings.get("fields")))
+    return world, Extras(_check_fields(settings.get("fields")), check_masks(settings.get("token_masks")))
 
 
 def _check_fields(fields: Any) -> tuple[str, ...]:

@@ -300,7 +300,8 @@ class Loader(Generic[BatchType]):
         return self._resolve_rows(self._index(row, num_batches), 0 if is_blank else self._pass.stop)
 
     def _resolve_rows(self, index: Integers, limit: int | None) -> Chunk:
-        return Chunk(self.rows, index, batch_size=self.batch_size, document_mask=self._document_mask, limit=limit)
+        masks: Any = {"document_mask": self._document_mask, "token_masks": self._extras.token_masks}
+        return Chunk(self.rows, index, batch_size=self.batch_size, limit=limit, **masks)
 
     def _index(self, row: int, num_batches: int) -> Integers:
         """Return the numbers of this rank's rows in some global batches."""
