@@ -161,3 +161,42 @@ def test_masks_that_make_no_sense_are_refused(make: Any, match: str) -> None:
 def test_other_masks_are_refused(tmp_path: Path, masks: Any) -> None:
     with pytest.raises(UsageError, match="token_masks"):
         tm.load(tm.open(make_store(tmp_path, make_documents(30))), seq_len=8, batch_size=2, token_masks=masks)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(["concat", "best-fit", "pad"]),
+    st.booleans(),
+    st.sampled_from(["xy", "hf", "hf-flat", "sft", "megatron", "torchtitan", "olmo", "maxtext"]),
+    st.booleans(),
+)
+def test_the_ignored_label_is_a_choice(method: Any, document_mask: bool, layout: str, in_c: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        if not in_c:
+            patch.setattr(kernels, "compiled", None)
+        rows = tm.shuffle(tm.pack(repeating_store(Path(folder)), seq_len=50, method=method))
+        loading: dict[str, Any] = {"batch_size": 4, "epochs": 1.2, "document_mask": document_mask, "layout": layout}
+        loading["token_masks"] = [tm.Goldfish(k=9)]
+        for usual, other in zip(tm.Loader(rows, **loading), tm.Loader(rows, **loading, ignore_index=-1), strict=True):
+            for a, b in zip(leaves_of(usual), leaves_of(other), strict=True):
+                assert np.array_equal(np.where(a == IGNORED, -1, a), b)
+                assert not (b == IGNORED).any()
+            if layout == "xy":
+                assert (usual.ignore_index, other.ignore_index) == (IGNORED, -1)
+                assert np.array_equal(usual.loss_mask, other.loss_mask)
+                assert np.array_equal(usual.loss_weights, other.loss_weights)
+
+
+def leaves_of(batch: Any) -> list[Any]:
+    """The arrays and numbers of a batch, in a fixed order."""
+    if isinstance(batch, dict):
+        return [leaf for name in sorted(batch) for leaf in leaves_of(batch[name])]
+    if isinstance(batch, (tuple, tm.Batch)):
+        return [leaf for part in batch for leaf in leaves_of(part)]
+    return [np.asarray(batch)]
+
+
+@pytest.mark.parametrize("ignore_index", [0, 5, -(1 << 40), "none", None, 1.5])
+def test_an_ignored_label_that_is_an_id_is_refused(tmp_path: Path, ignore_index: Any) -> None:
+    with pytest.raises(UsageError, match="ignore_index"):
+        tm.load(repeating_store(tmp_path), seq_len=8, batch_size=2, ignore_index=ignore_index)

@@ -29,7 +29,7 @@ from tokenmill.store.mapping import will_need
 __all__ = ["IGNORED", "Chunk", "FilledChunk"]
 
 IGNORED = -100
-"""The target of a token that has none: torch's cross entropy ignores it by default."""
+"""The target of a token that has none, if no other is chosen: torch's cross entropy ignores it by default."""
 
 ROWS_PER_RUN = 8
 """With fewer rows in a run of documents on average, rows are cut at the ends of runs all at once, not one by one."""
@@ -41,7 +41,7 @@ _SPREADS = BufferPool(np.int32)
 class Chunk:
     """Rows of one or several batches, which are resolved together, and filled together or part by part (`cut`).
 
-    With `document_mask`, a target in another document is `IGNORED`. So is a target outside the row, and one that a
+    With `document_mask`, a target in another document is `ignored`. So is a target outside the row, and one that a
     supervised store excludes from training. Rows from number `limit` on are blank: they have no tokens, targets or
     documents.
 
@@ -61,11 +61,12 @@ class Chunk:
         document_mask: bool = False,
         limit: int | None = None,
         token_masks: Sequence[TokenMask] = (),
+        ignored: int = IGNORED,
     ) -> None:
         self.seq_len, self.batch_size, self.is_masked = rows.seq_len, batch_size, document_mask
         self.rows, self.start, self.stop = rows, 0, len(index)
         self._whole: Chunk | None = None
-        self._token_masks = token_masks
+        self._token_masks, self.ignored = token_masks, ignored
         self._num_masked: dict[str, Integers] = {}
         self._spreads: dict[str, Array] = {}
         self._blank = np.flatnonzero(index >= limit) if limit is not None else index[:0]
@@ -104,18 +105,18 @@ class Chunk:
     def copy(self, inputs: Array, targets: Array) -> None:
         """Fill arrays of shape (number of rows, seq_len)."""
         for spans in self._spans:
-            _copy(spans, self.start, self.stop, inputs, targets)
+            _copy(spans, self.start, self.stop, inputs, targets, self.ignored)
         if self._masks:
-            targets[self._copy_values(self._masks, np.int16)[1] == 0] = IGNORED
+            targets[self._copy_values(self._masks, np.int16)[1] == 0] = self.ignored
         if self.is_masked:
-            targets.reshape(-1)[self.cover.document_ends(self.start, self.stop)] = IGNORED
+            targets.reshape(-1)[self.cover.document_ends(self.start, self.stop)] = self.ignored
         if len(self._blank):
             blank = self._blank[(self._blank >= self.start) & (self._blank < self.stop)] - self.start
             inputs[blank] = 0
-            targets[blank] = IGNORED
+            targets[blank] = self.ignored
         for mask in self._token_masks:
             lengths = self._num_tokens[self.start : self.stop]
-            self._num_masked[mask.name] = mask.apply(inputs, targets, lengths, IGNORED)
+            self._num_masked[mask.name] = mask.apply(inputs, targets, lengths, self.ignored)
 
     def _copy_values(self, several: list[_LocatedSpans], dtype: npt.DTypeLike) -> Array:
         """Copy the values that a store has beside its tokens, for inputs and for targets; 1 for rows that have none."""
@@ -199,7 +200,7 @@ class Chunk:
     @cached_property
     def loss_weights(self) -> Array:
         """The weight of each target's loss: 0 where it has none, 1 where a store has no weights."""
-        weights: Array = (self.targets != IGNORED).astype(np.float32)
+        weights: Array = (self.targets != self.ignored).astype(np.float32)
         if self._weights:
             weights *= self._copy_values(self._weights, np.float32)[1].reshape(weights.shape)
         return weights
@@ -326,7 +327,7 @@ def _range(spans: _LocatedSpans, start: int, stop: int) -> tuple[int, int, Integ
     return low, high, spans.at[low:high] - start
 
 
-def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: Array) -> None:
+def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: Array, ignored: int = IGNORED) -> None:
     """Fill the rows of these spans in arrays that stand for the rows `start` to `stop` of the chunk."""
     low, high, places = _range(spans, start, stop)
     if low == high:
@@ -340,7 +341,7 @@ def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: A
     try:
         if not spans.is_contiguous:
             edges = spans.edges[low : high + 1]
-            copy_pieces(edges, indices, spans.lengths, IGNORED, kind, places, inputs, targets)
+            copy_pieces(edges, indices, spans.lengths, ignored, kind, places, inputs, targets)
         elif indices[low] >= 0:
             copy_rows(indices[low:high], kind, places, inputs, targets)
         if spans.apart:

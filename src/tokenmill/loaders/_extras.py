@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from tokenmill.arguments import show
+from tokenmill.arguments import show, whole_number
 from tokenmill.errors import UsageError
 from tokenmill.filling.batch import NumpyBatch
+from tokenmill.filling.fill import IGNORED
 from tokenmill.filling.layouts import FLAT, Layout
-from tokenmill.filling.token_masks import Goldfish, RepetitionFilter, TokenMask, check_masks
+from tokenmill.filling.token_masks import Goldfish, RepetitionFilter, check_masks
 from tokenmill.loaders._world import World
 
 __all__ = ["Extras", "Others", "read_fields", "take_extras"]
@@ -29,6 +31,8 @@ class ExtraSettings(TypedDict, total=False):
     """Further fields of a batch that layouts should have."""
     token_masks: Sequence[Goldfish | RepetitionFilter] | None
     """Rules that leave targets out of the loss because of what the tokens are."""
+    ignore_index: int
+    """The target of tokens without a loss, -100 unless given."""
 
 
 class Others(World, ExtraSettings, total=False):
@@ -39,7 +43,8 @@ class Extras(NamedTuple):
     """What to add to batches, checked."""
 
     fields: tuple[str, ...] = ()
-    token_masks: tuple[TokenMask, ...] = ()
+    masks: Mapping[str, Any] = MappingProxyType({})
+    """What chunks are told about targets without a loss."""
 
     def add_fields(self, layout: Layout, name: str) -> Layout:
         """Return the layout of this name with the fields in its dict; a batch without a layout has them already."""
@@ -62,7 +67,11 @@ def take_extras(loader: str, settings: Mapping[str, Any]) -> tuple[Any, Extras]:
     if unknown := settings.keys() - Others.__annotations__:
         raise TypeError(f"{loader} got an unexpected setting {min(unknown)!r}")
     world = {name: value for name, value in settings.items() if name in World.__annotations__}
-    return world, Extras(_check_fields(settings.get("fields")), check_masks(settings.get("token_masks")))
+    ignored = whole_number(settings.get("ignore_index", IGNORED), "ignore_index")
+    if not -(1 << 31) <= ignored < 0:
+        raise UsageError(f"ignore_index {ignored} must be below 0 and fit 32 bits: a larger number is a token's id")
+    masks = {"token_masks": check_masks(settings.get("token_masks")), "ignored": ignored}
+    return world, Extras(_check_fields(settings.get("fields")), masks)
 
 
 def _check_fields(fields: Any) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ class Loader(Generic[BatchType]):
         if self._extras.fields:
             self._layout = self._extras.add_fields(self._layout, layout)
         self._is_plain, self._is_flat = layout == "xy" and is_packed, layout == FLAT and is_packed
-        self._document_mask = flag(document_mask, "document_mask")
+        self._masks: Any = {**self._extras.masks, "document_mask": flag(document_mask, "document_mask")}
         self._prefetch = whole_number(prefetch, "prefetch", 0)
         self._epochs, self._drop_last = epochs, flag(drop_last, "drop_last")
         self._next_row = 0
@@ -300,8 +300,7 @@ class Loader(Generic[BatchType]):
         return self._resolve_rows(self._index(row, num_batches), 0 if is_blank else self._pass.stop)
 
     def _resolve_rows(self, index: Integers, limit: int | None) -> Chunk:
-        masks: Any = {"document_mask": self._document_mask, "token_masks": self._extras.token_masks}
-        return Chunk(self.rows, index, batch_size=self.batch_size, limit=limit, **masks)
+        return Chunk(self.rows, index, batch_size=self.batch_size, limit=limit, **self._masks)
 
     def _index(self, row: int, num_batches: int) -> Integers:
         """Return the numbers of this rank's rows in some global batches."""
