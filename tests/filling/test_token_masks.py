@@ -136,6 +136,21 @@ def test_frameworks_get_the_same_masks(tmp_path: Path) -> None:
             assert np.array_equal(y, theirs)
 
 
+def test_worker_processes_mask_and_count_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    store = repeating_store(tmp_path)
+    masks = [tm.Goldfish(), tm.RepetitionFilter(max_count=6)]
+    rows = tm.mix([(tm.shuffle(tm.pack(store, seq_len=32)), 1), (tm.pack(store, seq_len=32, method="best-fit"), 1)])
+    settings: dict[str, Any] = {"batch_size": 4, "epochs": 1, "token_masks": masks, "ignore_index": -7}
+    here = tm.load(rows, **settings)
+    there = tm.load(rows, framework="torch", num_workers=1, **settings)
+    for ours, theirs in zip(here, there, strict=True):
+        assert np.array_equal(ours.targets, theirs.targets)
+        assert ours.num_masked == theirs.num_masked
+        for name in ("loss_mask", "sources", "token_sources", "ignore_index"):
+            assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
+
+
 def test_padding_is_no_repetition(tmp_path: Path) -> None:
     rows = tm.pack(tm.open(make_store(tmp_path, make_documents(50, longest=20))), seq_len=200, method="pad")
     for batch in tm.Loader(rows, batch_size=7, epochs=1, token_masks=[tm.RepetitionFilter()]):
