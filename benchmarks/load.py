@@ -67,7 +67,7 @@ def main() -> None:
     print(report)
     if arguments.save:
         kind = "-cold" if arguments.cold else "-workers" if arguments.workers else ""
-        target = HERE / "results" / f"load{kind}.md"
+        target = HERE / "results" / f"{arguments.save}{kind}.md"
         target.parent.mkdir(exist_ok=True)
         target.write_text(report)
     if any(name.startswith("tokenmill") for name in left_out):
@@ -86,7 +86,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cold", action="store_true", help="measure with an empty page cache instead")
     parser.add_argument("--workers", action="store_true", help="compare loaders that have worker processes instead")
     parser.add_argument("--work", help="folder in which the corpus is kept")
-    parser.add_argument("--save", action="store_true", help="write the report to benchmarks/results")
+    parser.add_argument("--save", nargs="?", const="load", metavar="NAME", help="write NAME.md in benchmarks/results")
     return parser.parse_args()
 
 

@@ -133,6 +133,35 @@ def tokenmill_mixed(corpus: Path, rows: int, length: int) -> Pairs:
     return iter(make_loader(tm.mix(sources, seed=0), framework="torch", batch_size=rows))
 
 
+def tokenmill_sources(corpus: Path, rows: int, length: int, *, per_token: bool) -> Pairs:
+    """The source of each row or token of a mixture of three stores, as for a loss per domain."""
+    import tokenmill as tm
+
+    sources = [
+        (tm.shuffle(tm.pack(tm.open(corpus / name), seq_len=length)), weight)
+        for name, weight in (("mix-a", 0.7), ("mix-b", 0.2), ("mix-c", 0.1))
+    ]
+    for batch in tm.load(tm.mix(sources), batch_size=rows, framework="torch"):
+        assert (batch.token_sources if per_token else batch.sources) is not None
+        yield batch.inputs, batch.targets
+
+
+def tokenmill_sampled(corpus: Path, rows: int, length: int, *, method: str) -> Pairs:
+    """A tenth of the documents, drawn at random, so that every row is of many pieces."""
+    import tokenmill as tm
+
+    chosen = tm.sample(tm.open(corpus / "store"), 0.1)
+    return iter(tm.load(chosen, seq_len=length, batch_size=rows, packing=method, framework="torch"))
+
+
+def tokenmill_token_masks(corpus: Path, rows: int, length: int) -> Pairs:
+    """The repetition filter and the goldfish mask."""
+    import tokenmill as tm
+
+    masks = [tm.RepetitionFilter(), tm.Goldfish()]
+    return iter(tm.load(corpus / "store", seq_len=length, batch_size=rows, framework="torch", token_masks=masks))
+
+
 def nanogpt(corpus: Path, rows: int, length: int) -> Pairs:
     """nanoGPT's get_batch: rows start at any token, sampled with replacement."""
     import torch
@@ -298,6 +327,13 @@ CONTENDERS: dict[str, Contender] = {
     "tokenmill": ours(partial(tokenmill_rows, framework="torch")),
     "tokenmill, document mask": ours(tokenmill_masked, is_masked=True),
     "tokenmill, best-fit, 3-way mix": ours(tokenmill_mixed, is_masked=True, copies_slices=False),
+    "tokenmill, 3-way mix, sources": ours(partial(tokenmill_sources, per_token=False), copies_slices=False),
+    "tokenmill, 3-way mix, sources of tokens": ours(partial(tokenmill_sources, per_token=True), copies_slices=False),
+    "tokenmill, a tenth of the documents": ours(partial(tokenmill_sampled, method="concat"), copies_slices=False),
+    "tokenmill, a tenth, best-fit": ours(
+        partial(tokenmill_sampled, method="best-fit"), is_masked=True, copies_slices=False
+    ),
+    "tokenmill, repetition and goldfish": ours(tokenmill_token_masks, is_masked=True),
     "tokenmill, no C": ours(partial(tokenmill_rows, framework="torch"), environment=NOT_COMPILED),
     "tokenmill, no C, document mask": ours(tokenmill_masked, is_masked=True, environment=NOT_COMPILED),
     "tokenmill, no C, best-fit mix": ours(

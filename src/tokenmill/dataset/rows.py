@@ -41,6 +41,7 @@ __all__ = [
     "join_segments",
     "refuse_special",
     "row_number",
+    "unique_leaves",
 ]
 
 
@@ -180,6 +181,11 @@ class Rows(ABC):
         """Return the packings of the tree, in order."""
         return [leaf for _, part in self.parts() for leaf in part.leaves()]
 
+    @property
+    def sources(self) -> list[str]:
+        """The names of the stores that rows come from, in the order of the tree; batches number them."""
+        return [name for leaf in unique_leaves(self) for name, _ in leaf.documents.sources]
+
     @abstractmethod
     def where(self, leaf: PackedRows, row: int, stop: int) -> list[int]:
         """Return all numbers below `stop` that a row of a packing has here, in order."""
@@ -298,6 +304,11 @@ class PackedRows(Rows):
     def _tree(self, label: str, indent: str) -> Iterator[str]:
         yield from super()._tree(label, indent)
         yield f"{indent}  {self.documents!r}  [{self.documents.fingerprint[:8]}]"
+
+
+def unique_leaves(rows: Rows) -> list[PackedRows]:
+    """Return the packings of a tree, one that occurs in several places only once."""
+    return list({id(leaf): leaf for leaf in rows.leaves()}.values())
 
 
 def row_number(index: Any, num_rows: int | None = None) -> int:

@@ -34,7 +34,8 @@ class Cover:
             padding = Segments(np.arange(1, count + 1), room, seq_len - room, *blank)
             segments = join_segments([(np.arange(len(used)), segments), (short, padding)], len(used))
             edges, bounds = np.append(0, segments.ends), _count_up(segments.lengths)
-        self._segments = segments
+        self.segments = segments
+        """The documents of all rows, and the padding after them."""
         self._edges = edges
         # Where segments start and end when all rows are laid end to end.
         self._bounds = bounds
@@ -50,7 +51,7 @@ class Cover:
     @cached_property
     def _ends(self) -> tuple[Integers, Integers]:
         """Where documents end when all rows are laid end to end, and which of these is the first of each row."""
-        is_end = self._segments.is_end
+        is_end = self.segments.is_end
         return self._bounds[1:][is_end], _count_up(is_end)[self._edges]
 
     def spread(
@@ -65,7 +66,7 @@ class Cover:
 
         A position is that of a token in its document's part of the row.
         """
-        lengths = self._segments.lengths
+        lengths = self.segments.lengths
         if kernels.compiled is not None:
             some = slice(self._edges[start], self._edges[stop])
             kernels.compiled.spread(lengths[some], self._ids[some], positions, segment_ids)
@@ -80,10 +81,19 @@ class Cover:
             if segment_ids is not None:
                 segment_ids[tokens] = self._ids[segments].repeat(times)
 
+    def spread_values(self, start: int, stop: int, values: npt.NDArray[np.int32], out: npt.NDArray[np.int32]) -> None:
+        """Write the value of each segment for all of its tokens, in the rows from `start` up to `stop`."""
+        some = slice(self._edges[start], self._edges[stop])
+        lengths = self.segments.lengths[some]
+        if kernels.compiled is not None:
+            kernels.compiled.spread(lengths, values[some], None, out)
+        else:
+            out[:] = values[some].repeat(lengths)
+
     @cached_property
     def _starts(self) -> npt.NDArray[Any]:
         """The start of each segment in its row, in as few bytes as hold it."""
-        return self._segments.starts.astype(_counting(self.seq_len).dtype)
+        return self.segments.starts.astype(_counting(self.seq_len).dtype)
 
     @cached_property
     def _ids(self) -> npt.NDArray[Any]:
@@ -91,7 +101,7 @@ class Cover:
         numbers = np.arange(1, len(self._bounds))
         ids: Integers = numbers - self._edges[:-1].repeat(np.diff(self._edges))
         if self._is_padded:
-            ids[self._segments.documents == PADDING] = 0
+            ids[self.segments.documents == PADDING] = 0
         return ids.astype(np.int32) if kernels.compiled is not None else _narrow(ids)
 
     def _steps(self, start: int, stop: int) -> Iterator[tuple[slice, slice]]:
@@ -118,13 +128,13 @@ class Cover:
     @cached_property
     def max_seqlens(self) -> list[int]:
         """For each batch, the length of its longest segment."""
-        longest: list[int] = np.maximum.reduceat(self._segments.lengths, self._edges[: -1 : self._batch_size]).tolist()
+        longest: list[int] = np.maximum.reduceat(self.segments.lengths, self._edges[: -1 : self._batch_size]).tolist()
         return longest
 
     def documents_of(self, row: int) -> list[tuple[int, int, int]]:
         """Return document, start in the row and length of every document in a row."""
         some = slice(self._edges[row], self._edges[row + 1])
-        columns = (self._segments.documents[some], self._segments.starts[some], self._segments.lengths[some])
+        columns = (self.segments.documents[some], self.segments.starts[some], self.segments.lengths[some])
         found = zip(*(column.tolist() for column in columns), strict=True)
         return [segment for segment in found if segment[0] != PADDING]
 

@@ -7,7 +7,7 @@ loops of `kernels.py` do the copying.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -20,13 +20,19 @@ from tokenmill.errors import StoreError
 from tokenmill.filling import kernels
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.cover import Cover
+from tokenmill.filling.pieces_of_streams import Following, cut_stream
+from tokenmill.filling.row_sources import segment_sources, source_of_rows
+from tokenmill.filling.token_masks import TokenMask
 from tokenmill.store.documents import Documents
 from tokenmill.store.mapping import will_need
 
 __all__ = ["IGNORED", "Chunk", "FilledChunk"]
 
 IGNORED = -100
-"""The target of a token that has none: torch's cross entropy ignores it by default."""
+"""The target of a token that has none, if no other is chosen: torch's cross entropy ignores it by default."""
+
+ROWS_PER_RUN = 8
+"""With fewer rows in a run of documents on average, rows are cut at the ends of runs all at once, not one by one."""
 
 Array = npt.NDArray[Any]
 _SPREADS = BufferPool(np.int32)
@@ -35,7 +41,7 @@ _SPREADS = BufferPool(np.int32)
 class Chunk:
     """Rows of one or several batches, which are resolved together, and filled together or part by part (`cut`).
 
-    With `document_mask`, a target in another document is `IGNORED`. So is a target outside the row, and one that a
+    With `document_mask`, a target in another document is `ignored`. So is a target outside the row, and one that a
     supervised store excludes from training. Rows from number `limit` on are blank: they have no tokens, targets or
     documents.
 
@@ -47,11 +53,21 @@ class Chunk:
     targets: Array
 
     def __init__(
-        self, rows: Rows, index: Integers, *, batch_size: int = 1, document_mask: bool = False, limit: int | None = None
+        self,
+        rows: Rows,
+        index: Integers,
+        *,
+        batch_size: int = 1,
+        document_mask: bool = False,
+        limit: int | None = None,
+        token_masks: Sequence[TokenMask] = (),
+        ignored: int = IGNORED,
     ) -> None:
         self.seq_len, self.batch_size, self.is_masked = rows.seq_len, batch_size, document_mask
-        self.start, self.stop = 0, len(index)
+        self.rows, self.start, self.stop = rows, 0, len(index)
         self._whole: Chunk | None = None
+        self._token_masks, self.ignored = token_masks, ignored
+        self._num_masked: dict[str, Integers] = {}
         self._spreads: dict[str, Array] = {}
         self._blank = np.flatnonzero(index >= limit) if limit is not None else index[:0]
         if len(self._blank):
@@ -67,7 +83,7 @@ class Chunk:
     def cut(self, start: int, stop: int) -> Chunk:
         """Return the rows from `start` up to `stop` as a chunk to be filled by itself."""
         part = Chunk.__new__(Chunk)
-        part.__dict__ = {**vars(self), "start": start, "stop": stop, "_whole": self, "_spreads": {}}
+        part.__dict__ = {**vars(self), "start": start, "stop": stop, "_whole": self, "_spreads": {}, "_num_masked": {}}
         return part
 
     def will_need(self) -> None:
@@ -89,15 +105,18 @@ class Chunk:
     def copy(self, inputs: Array, targets: Array) -> None:
         """Fill arrays of shape (number of rows, seq_len)."""
         for spans in self._spans:
-            _copy(spans, self.start, self.stop, inputs, targets)
+            _copy(spans, self.start, self.stop, inputs, targets, self.ignored)
         if self._masks:
-            targets[self._copy_values(self._masks, np.int16)[1] == 0] = IGNORED
+            targets[self._copy_values(self._masks, np.int16)[1] == 0] = self.ignored
         if self.is_masked:
-            targets.reshape(-1)[self.cover.document_ends(self.start, self.stop)] = IGNORED
+            targets.reshape(-1)[self.cover.document_ends(self.start, self.stop)] = self.ignored
         if len(self._blank):
             blank = self._blank[(self._blank >= self.start) & (self._blank < self.stop)] - self.start
             inputs[blank] = 0
-            targets[blank] = IGNORED
+            targets[blank] = self.ignored
+        for mask in self._token_masks:
+            lengths = self._num_tokens[self.start : self.stop]
+            self._num_masked[mask.name] = mask.apply(inputs, targets, lengths, self.ignored)
 
     def _copy_values(self, several: list[_LocatedSpans], dtype: npt.DTypeLike) -> Array:
         """Copy the values that a store has beside its tokens, for inputs and for targets; 1 for rows that have none."""
@@ -141,9 +160,49 @@ class Chunk:
         return Cover(join_segments(parts, self.stop), self.seq_len, self.batch_size)
 
     @cached_property
+    def _num_tokens(self) -> Integers:
+        """The number of tokens in each row that was resolved together."""
+        if self._whole is not None:
+            return self._whole._num_tokens
+        found = np.zeros(self.stop, np.int64)
+        for spans in self._spans:
+            ends = np.append(0, np.cumsum(spans.lengths))[spans.edges]
+            found[slice(None) if spans.at is None else spans.at] = np.minimum(np.diff(ends), self.seq_len)
+        return found
+
+    def num_masked(self, number: int) -> dict[str, int]:
+        """Return what the masks of tokens counted in a batch."""
+        rows = slice(number * self.batch_size, (number + 1) * self.batch_size)
+        if self._token_masks and not self._num_masked:
+            # Another process has filled these rows, and has kept its counts.
+            shape = -1, self.seq_len
+            self.copy(np.empty_like(self.inputs).reshape(shape), np.empty_like(self.targets).reshape(shape))
+        return {name: int(counts[rows].sum()) for name, counts in self._num_masked.items()}
+
+    @cached_property
+    def sources(self) -> Integers:
+        """The source of each row that was resolved together."""
+        if self._whole is not None:
+            return self._whole.sources
+        return source_of_rows(self.rows, self._resolved, self.stop)
+
+    @cached_property
+    def token_sources(self) -> Array:
+        """The source of each token."""
+        found = _SPREADS.take(self.inputs.shape)
+        self.cover.spread_values(self.start, self.stop, self._segment_sources, found.reshape(-1))
+        return found
+
+    @cached_property
+    def _segment_sources(self) -> npt.NDArray[np.int32]:
+        if self._whole is not None:
+            return self._whole._segment_sources
+        return segment_sources(self.rows, self._resolved, self.cover.segments, self.stop)
+
+    @cached_property
     def loss_weights(self) -> Array:
         """The weight of each target's loss: 0 where it has none, 1 where a store has no weights."""
-        weights: Array = (self.targets != IGNORED).astype(np.float32)
+        weights: Array = (self.targets != self.ignored).astype(np.float32)
         if self._weights:
             weights *= self._copy_values(self._weights, np.float32)[1].reshape(weights.shape)
         return weights
@@ -196,6 +255,7 @@ class _LocatedSpans(NamedTuple):
     indices: Integers
     apart: list[tuple[int, int, int, Documents, int]]
     name: str
+    following: Following | None = None
 
 
 def _locate(found: list[ResolvedRows], suffix: str | None, num_rows: int) -> list[_LocatedSpans]:
@@ -215,6 +275,10 @@ def _locate(found: list[ResolvedRows], suffix: str | None, num_rows: int) -> lis
 
 def _locate_group(group: list[tuple[Documents, ResolvedRows]], num_rows: int) -> _LocatedSpans:
     spans = [resolved.rows.spans(resolved.numbers) for _, resolved in group]
+    is_stream, following = group[0][1].rows.has_lookahead, None
+    width = group[0][1].rows.seq_len
+    if is_stream and any(some.is_scattered and some.run_tokens < ROWS_PER_RUN * width for some, _ in group):
+        spans, following = cut_stream([documents for documents, _ in group], spans)
     join: Any = np.concatenate if len(group) > 1 else itemgetter(0)
     order: Any = slice(None)
     at, ends = group[0][1].at, spans[0].ends
@@ -225,13 +289,14 @@ def _locate_group(group: list[tuple[Documents, ResolvedRows]], num_rows: int) ->
         firsts, sizes = (np.cumsum(sizes) - sizes)[by_row], sizes[by_row]
         ends = np.cumsum(sizes)
         order = np.arange(int(sizes.sum())) + np.repeat(firsts - (ends - sizes), sizes)
+        following = following and following.in_order(by_row)
         at = at[by_row] if len(at) < num_rows else None
     pairs = zip(group, spans, strict=True)
     addresses = join([documents.addresses(some.starts, some.lengths) for (documents, _), some in pairs])[order]
     edges, lengths = np.append(0, ends), join([some.lengths for some in spans])[order]
     apart: list[tuple[int, int, int, Documents, int]] = []
     numbers = np.flatnonzero(addresses == 0)
-    stored, is_contiguous = group[0][0].dtype, group[0][1].rows.has_lookahead
+    stored, is_contiguous = group[0][0].dtype, is_stream and following is None
     if len(numbers):
         owners = np.repeat(np.arange(len(group)), [len(some.starts) for some in spans])[order][numbers]
         rows = np.searchsorted(edges, numbers, "right") - 1
@@ -252,6 +317,7 @@ def _locate_group(group: list[tuple[Documents, ResolvedRows]], num_rows: int) ->
         indices=addresses // stored.itemsize - 1,
         apart=apart,
         name=" or ".join(dict.fromkeys(documents.name for documents, _ in group)),
+        following=following,
     )
 
 
@@ -263,7 +329,7 @@ def _range(spans: _LocatedSpans, start: int, stop: int) -> tuple[int, int, Integ
     return low, high, spans.at[low:high] - start
 
 
-def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: Array) -> None:
+def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: Array, ignored: int = IGNORED) -> None:
     """Fill the rows of these spans in arrays that stand for the rows `start` to `stop` of the chunk."""
     low, high, places = _range(spans, start, stop)
     if low == high:
@@ -277,11 +343,14 @@ def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: A
     try:
         if not spans.is_contiguous:
             edges = spans.edges[low : high + 1]
-            copy_pieces(edges, indices, spans.lengths, IGNORED, kind, places, inputs, targets)
+            copy_pieces(edges, indices, spans.lengths, ignored, kind, places, inputs, targets)
         elif indices[low] >= 0:
             copy_rows(indices[low:high], kind, places, inputs, targets)
         if spans.apart:
             _copy_apart(spans, low, high, places, inputs, targets)
+        if spans.following is not None:
+            edges = spans.edges[low : high + 1]
+            spans.following.join(spans.lengths[edges[0] : edges[-1]], slice(low, high), places, inputs, targets)
     except OverflowError as error:
         raise StoreError(f"{spans.name} has {error}; pass dtype='int64'") from None
 

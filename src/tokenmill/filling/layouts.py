@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.filling.batch import NumpyBatch
-from tokenmill.filling.fill import IGNORED
 
 __all__ = ["FLAT", "LAYOUTS", "Layout", "map_parts"]
 
 FLAT = "hf-flat"
 """The layout whose batches are one row of all tokens: none of its parts has the shape (batch_size, seq_len)."""
-RAGGED = {"doc_lens", "max_doc_lens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+RAGGED = {"doc_lens", "max_doc_lens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "sources"}
 """Parts of batches that do not have one value for each token."""
 
 Layout = Callable[[NumpyBatch], Any]
@@ -112,7 +111,7 @@ def torchtitan(batch: NumpyBatch) -> tuple[dict[str, Any], Any]:
 def olmo(batch: NumpyBatch) -> dict[str, Any]:
     """OLMo-core: the lengths of documents in each row, padded with 0; `label_mask` is for unshifted labels."""
     label_mask = np.zeros(batch.targets.shape, np.bool_)
-    label_mask[:, 1:] = batch.targets[:, :-1] != IGNORED
+    label_mask[:, 1:] = batch.targets[:, :-1] != batch.ignore_index
     num_rows, seq_len = batch.inputs.shape
     edges = np.asarray(batch.cu_seqlens) if batch.is_masked else np.arange(0, (num_rows + 1) * seq_len, seq_len)
     # OLMo-core lays rows end to end and sums the lengths, so padding counts as a document.
@@ -136,14 +135,14 @@ def maxtext(batch: NumpyBatch) -> dict[str, Any]:
         "targets": _ids_only(batch.targets),
         "inputs_segmentation": segments,
         "inputs_position": _positions(batch),
-        "targets_segmentation": np.where(batch.targets == IGNORED, np.int32(0), segments),
+        "targets_segmentation": np.where(batch.targets == batch.ignore_index, np.int32(0), segments),
         "targets_position": _positions(batch),
     }
 
 
 def _unshifted_labels(batch: NumpyBatch) -> npt.NDArray[Any]:
     """Return the label of each token itself; the first one of a row has none."""
-    labels: npt.NDArray[Any] = np.full_like(batch.targets, IGNORED)
+    labels: npt.NDArray[Any] = np.full_like(batch.targets, batch.ignore_index)
     labels[:, 1:] = batch.targets[:, :-1]
     return labels
 

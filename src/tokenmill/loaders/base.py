@@ -26,9 +26,10 @@ from tokenmill.filling.fill import Chunk
 from tokenmill.filling.layouts import FLAT, LAYOUTS, map_parts
 from tokenmill.filling.row_layouts import own_layout
 from tokenmill.loaders._disk import FIRST_ROWS, Disk
+from tokenmill.loaders._extras import Extras, Others, take_extras
 from tokenmill.loaders._prefetch import Prefetcher
 from tokenmill.loaders._state import VERSION, check_state
-from tokenmill.loaders._world import World, find_rank
+from tokenmill.loaders._world import find_rank
 from tokenmill.loaders.passes import Pass
 from tokenmill.store.background_check import BackgroundCheck
 
@@ -69,10 +70,9 @@ class Loader(Generic[BatchType]):
     batch before an end is padded, or with `drop_last` left out.
 
     `batch_size` is rows per rank; `rank` and `world_size`, or `group`, say which rank this is (see `World`). With
-    `document_mask`, targets do not cross documents. `layout` names the trainer for which batches are laid out.
-    `prefetch` fills that many chunks ahead in a thread, which hides latency and does not add speed. A batch owns its
-    memory, so it is safe to keep. `verify="background"` compares the files of the store with their checksums in a
-    thread, and raises at the next batch if one is damaged.
+    `document_mask`, targets do not cross documents. `layout` names the trainer for which batches are laid out (see
+    `Extras` for more). `prefetch` fills that many chunks ahead in a thread, which hides latency and does not add speed.
+    `verify="background"` compares files with their checksums in a thread. A batch owns its memory.
     """
 
     def __init__(
@@ -87,19 +87,20 @@ class Loader(Generic[BatchType]):
         dtype: npt.DTypeLike = np.int64,
         prefetch: int = 0,
         verify: str | None = None,
-        **world: Unpack[World],
+        **others: Unpack[Others],
     ) -> None:
         self.rows = as_rows(rows, "Loader")
         self.batch_size = whole_number(batch_size, "batch_size", 1, MOST_ROWS_OF_BATCH)
-        if unknown := world.keys() - World.__annotations__:
-            raise TypeError(f"{type(self).__name__} got an unexpected setting {min(unknown)!r}")
+        world, self._extras = take_extras(type(self).__name__, others) if others else ({}, Extras())
         self.rank, self.world_size = find_rank(**world) if world else (0, 1)
         self.global_batch_size = self.batch_size * self.world_size
         """Rows of one step over all ranks."""
         is_packed = self.rows.layout is None
         self._layout = LAYOUTS[one_of(layout, LAYOUTS, "layout")] if is_packed else own_layout(self.rows, layout)
+        if self._extras.fields:
+            self._layout = self._extras.add_fields(self._layout, layout)
         self._is_plain, self._is_flat = layout == "xy" and is_packed, layout == FLAT and is_packed
-        self._document_mask = flag(document_mask, "document_mask")
+        self._masks: Any = {**self._extras.masks, "document_mask": flag(document_mask, "document_mask")}
         self._prefetch = whole_number(prefetch, "prefetch", 0)
         self._epochs, self._drop_last = epochs, flag(drop_last, "drop_last")
         self._next_row = 0
@@ -235,8 +236,7 @@ class Loader(Generic[BatchType]):
             chunks = Prefetcher(chunks, self._prefetch)
         size = self.global_batch_size
         for batches in chunks:
-            # Keep no reference: dropping a batch before asking for the next returns its buffer to the pool while it
-            # is still in the CPU cache.
+            # Keep no reference, so that a dropped batch returns its buffer while it is still in the CPU cache.
             batches.reverse()
             while batches:
                 if self._generation != generation:
@@ -300,7 +300,7 @@ class Loader(Generic[BatchType]):
         return self._resolve_rows(self._index(row, num_batches), 0 if is_blank else self._pass.stop)
 
     def _resolve_rows(self, index: Integers, limit: int | None) -> Chunk:
-        return Chunk(self.rows, index, batch_size=self.batch_size, document_mask=self._document_mask, limit=limit)
+        return Chunk(self.rows, index, batch_size=self.batch_size, limit=limit, **self._masks)
 
     def _index(self, row: int, num_batches: int) -> Integers:
         """Return the numbers of this rank's rows in some global batches."""
@@ -348,7 +348,7 @@ def make_loader(rows: Any, *, framework: str = "numpy", others: Iterable[str] = 
     """
     module, name = FRAMEWORKS[one_of(framework, FRAMEWORKS, "framework")]
     kind = getattr(import_module(module), name)
-    known = {"batch_size", *World.__annotations__, *others}
+    known = {"batch_size", *Others.__annotations__, *others}
     for base in (*kind.__mro__, Loader):
         known.update(getattr(vars(base).get("__init__"), "__kwdefaults__", None) or ())
     unknown = next((name for name in settings if name not in known), None)

@@ -22,6 +22,7 @@ from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import Chunk
 from tokenmill.filling.layouts import FLAT, LAYOUTS, map_parts
+from tokenmill.loaders._extras import read_fields
 from tokenmill.loaders.base import Loader, batch_dtype
 from tokenmill.loaders.passes import count_rows
 
@@ -182,12 +183,14 @@ class _PlainLoader(Loader):
         return super()._num_left(row + self._rows_before)
 
     def _make_batches(self, chunk: Chunk) -> list[Any]:
-        return [_plain(batch) for batch in super()._make_batches(chunk)]
+        return [_plain(batch, self._extras.fields) for batch in super()._make_batches(chunk)]
 
 
-def _plain(batch: Any) -> Any:
+def _plain(batch: Any, fields: Sequence[str] = ()) -> Any:
     """Turn a batch into a tree that Grain can traverse and send between processes."""
-    return {"inputs": batch.inputs, "targets": batch.targets} if isinstance(batch, Batch) else batch
+    if not isinstance(batch, Batch):
+        return batch
+    return {"inputs": batch.inputs, "targets": batch.targets, **read_fields(batch, fields)}
 
 
 def _first_row(part: Any, is_ragged: bool) -> Any:

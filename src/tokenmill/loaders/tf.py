@@ -139,6 +139,9 @@ class TfLoader(Loader[BatchType]):
         keep the dataset's iterator in a `tf.train.Checkpoint`. After the end of an iteration over the loader, these
         are the batches of the next one.
         """
+        if self._is_plain and self._extras.fields:
+            names = ", ".join(self._extras.fields)
+            raise UsageError(f"tf.data gets pairs x, y, without the fields {names}; choose a layout")
         if not self._num_left(self._next_row):
             self._begin_next_pass()
         start = self._next_row

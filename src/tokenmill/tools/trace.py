@@ -91,11 +91,12 @@ def trace_step(
         found = [(place, part) for place, some in zip(places, parts, strict=False) for part in some]
         # The origins of all documents of a packing are looked up at once.
         source = choice.rows.documents
-        origins = read_sources(source, [part.document for _, part in found])
-        for (place, part), origin in zip(found, origins, strict=True):
+        numbers = [part.document for _, part in found]
+        origins, stores = read_sources(source, numbers), source.find_sources(np.array(numbers, np.int64)).tolist()
+        for (place, part), origin, store in zip(found, origins, stores, strict=True):
             file = inputs[origin["input"]] if inputs is not None and "input" in origin else None
             kept = kept_fields(origin)
-            documents[place].append(TracedDocument(source.name, *part, file, origin.get("position"), kept))
+            documents[place].append(TracedDocument(source.sources[store][0], *part, file, origin.get("position"), kept))
     return StepTrace(
         step, [TracedRow(step * size + place, place // batch_size, some) for place, some in enumerate(documents)]
     )
