@@ -51,6 +51,8 @@ class Rendering:
         self._places = [part.start for part in self.sources]
         self.tags = _pair_tags(events)
         self.segments = _find_segments(events)
+        if last := self._find_last(self.end):
+            self.segments[last] = [(self.end, len(self.text))]
 
     @property
     def end(self) -> int:
@@ -62,12 +64,23 @@ class Rendering:
         """What the template writes after the last message."""
         return self.text[self.end :]
 
+    def _find_last(self, end: int) -> int | None:
+        """Return the message that the template writes after its loops, if that is one that no loop writes."""
+        others = {part.what.message for part in self.sources if part.start >= end}
+        is_last = len(others) == 1 and self.segments and min(others) > max(self.segments)
+        return others.pop() if is_last else None
+
     def segment(self, number: int) -> Span | None:
         """Return where the template writes a message, or None if it writes nothing for it."""
         spans = self.segments.get(number, [])
         if len(spans) > 1:
             raise TemplateRefused(f"the chat template writes message {number + 1} in {len(spans)} places")
         return spans[0] if spans else None
+
+    def is_after(self, other: int, number: int) -> bool:
+        """Whether another message is written, and not inside this one."""
+        spans, own = self.segments.get(other), self.segments.get(number)
+        return bool(spans and own) and spans[0][0] >= own[0][1]
 
     def sources_in(self, start: int, stop: int) -> list[Part]:
         """Return the characters between two places that are not the template's."""
@@ -87,8 +100,13 @@ def _pair_tags(events: list[Part]) -> list[Span]:
 
 
 def _find_segments(events: list[Part]) -> dict[int, list[Span]]:
-    """Return the spans that loops wrote between two messages, where they wrote anything."""
+    """Return the spans that loops wrote between two messages, where they wrote anything.
+
+    A loop inside a loop may go through the messages again, to look for the name of a tool. What it writes belongs to
+    the message of the outer loop, unless only the inner loop writes a message.
+    """
     segments: dict[int, list[Span]] = {}
+    inner: dict[int, list[Span]] = {}
     opened: dict[int, tuple[int, int]] = {}
     for place, _, event in events:
         kind, loop, message = event
@@ -97,10 +115,10 @@ def _find_segments(events: list[Part]) -> dict[int, list[Span]]:
         if loop in opened:
             number, start = opened.pop(loop)
             if place > start:
-                segments.setdefault(number, []).append((start, place))
+                (inner if opened else segments).setdefault(number, []).append((start, place))
         if kind == "begin":
             opened[loop] = (message, place)
-    return segments
+    return inner | segments
 
 
 Render = Callable[[list[Message], bool], Rendering]
@@ -226,8 +244,9 @@ class TurnFinder:
         ending = whole.text[last_own:end].rstrip()
         if self._ends_turns and self._is_ending(ending):
             return last_own + len(ending), True
-        after = next((n for n in range(number + 1, len(messages)) if whole.segments.get(n)), number)
-        others_follow = messages[after]["role"] != messages[number]["role"]
+        after = next((n for n in range(number + 1, len(messages)) if whole.is_after(n, number)), number)
+        role = messages[after]["role"]
+        others_follow = role != messages[number]["role"] and not (role == "user" and self._ends_before_users)
         following = self._following.match(whole.text, end) if others_follow else None
         return (following.end(), True) if following else (end, False)
 
@@ -265,6 +284,11 @@ class TurnFinder:
         return any(self._usual[1]) or not self._usual[1]
 
     @property
+    def _ends_before_users(self) -> bool:
+        """Whether the template usually ends a turn itself before a user's message."""
+        return len(self._usual[1]) == 2 and bool(self._usual[1][1])
+
+    @property
     def _endings(self) -> tuple[str, ...]:
         return tuple(filter(None, self._usual[1]))
 
@@ -276,7 +300,7 @@ class TurnFinder:
         """Return the parts of a turn around what later messages say in it, such as the answers of tools."""
         start, end = turn
         later = [part for part in whole.sources_in(start, end) if part.what.message > number]
-        is_moved = number + 1 < len(messages) and not whole.segments.get(number + 1)
+        is_moved = number + 1 < len(messages) and not whole.is_after(number + 1, number)
         if not later and not is_moved:
             return [turn]
         alone = _attempt(render, messages[: number + 1], False)
@@ -285,16 +309,31 @@ class TurnFinder:
             raise TemplateRefused(f"the chat template writes other messages inside message {number + 1}")
         first = whole.segment(number)
         assert first is not None
-        shared = self._shared_start(whole.text[first[0] : end], alone.text[segment[0] : segment[1]])
-        if first[0] + shared >= end or not later:
-            return [(start, min(end, first[0] + shared))] if is_moved else [turn]
+        theirs = later[0].start if later else end
+        ours, same = _last_common(whole.own(number, first[0], theirs), alone.own(number, *segment))
+        ours, same = ours or first[0], same or segment[0]
+        cut = ours + self._shared_start(whole.text[ours:end], alone.text[same : segment[1]])
+        if cut >= end or not later:
+            return [(start, min(end, cut))] if is_moved else [turn]
         after = whole.own(number, later[-1].stop, end)
         again = [(after[0].start, end)] if after else []
-        return [(start, max(start, first[0] + shared)), *again]
+        return [(start, max(start, cut)), *again]
 
     def _shared_start(self, one: str, other: str) -> int:
         pairs = zip(self._units(one), self._units(other), strict=False)
         return sum(len(ours) for ours, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _last_common(ours: list[Part], alone: list[Part]) -> tuple[int, int]:
+    """Return where the last of a message's own characters that two renderings share end in each; 0 if they share none.
+
+    A template may write the reasoning of a message in only one of them.
+    """
+    stops: dict[Any, list[int]] = {}
+    for part in ours:
+        stops.setdefault(part.what, []).append(part.stop)
+    shared = [(stops[part.what].pop(0), part.stop) for part in alone if stops.get(part.what)]
+    return max(shared, default=(0, 0))
 
 
 def _ask(render: Render, messages: list[Message]) -> list[str]:

@@ -40,7 +40,7 @@ def clean_messages(messages: Any) -> list[dict[str, Any]] | Refusal:
                     "not-text", shorten(f"message {number} has a part of type {other!r}; only text is stored")
                 )
             message = {**message, "content": parts}
-        cleaned.append(message if "content" in message else {**message, "content": ""})
+        cleaned.append(message)
     return cleaned
 
 
