@@ -79,8 +79,8 @@ class Rendering:
 
     def is_after(self, other: int, number: int) -> bool:
         """Whether another message is written, and not inside this one."""
-        spans, own = self.segments.get(other), self.segments.get(number)
-        return bool(spans and own) and spans[0][0] >= own[0][1]
+        spans, own = self.segments.get(other, []), self.segments.get(number, [])
+        return bool(spans) and bool(own) and spans[0][0] >= own[0][1]
 
     def sources_in(self, start: int, stop: int) -> list[Part]:
         """Return the characters between two places that are not the template's."""
