@@ -214,6 +214,14 @@ def test_a_null_is_a_missing_field_as_in_transformers() -> None:
     applied = chat(asks).render_text(cleaned, prompt=False)
     assert applied == "user3?<|end|>assistant-<|end|>"
     assert "has no attribute 'content'" in refused(CHATML, cleaned)
+    assert not chat(asks).needs_content
+    assert not chat(
+        CHATML.replace("message['content']", "(message['content'] if message['role'] == 'user' else '')")
+    ).needs_content
+    assert chat(NEXT_HEADER.replace("call.name", "call.function.name")).needs_content
+    filled = clean_messages([*talk("3?"), calling, {"role": "assistant", "content": None}], fills_content=True)
+    assert not isinstance(filled, Refusal)
+    assert [message.get("content") for message in filled] == ["3?", "", None]
 
 
 def test_a_template_that_drops_what_the_assistant_says_is_refused() -> None:

@@ -8,6 +8,7 @@ template did is recorded, and replayed for the others (`_recorder.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from tokenmill.errors import UsageError
@@ -25,7 +26,7 @@ from tokenmill.supervision._recorder import MARKS, LooksInside, Recorder, Trace,
 from tokenmill.supervision._selection import select_turns
 from tokenmill.supervision._template import CompiledTemplate, TemplateRefused
 from tokenmill.supervision._traces import Traces
-from tokenmill.supervision._turns import Rendering, Turn, TurnFinder
+from tokenmill.supervision._turns import BLANK, Rendering, Turn, TurnFinder
 from tokenmill.supervision.options import Supervision
 from tokenmill.text_batch import Refusal, shorten
 
@@ -60,6 +61,15 @@ class ChatTemplate:
             has_tags=self._template.has_tags,
         )
         self._traces, self._layout = Traces(), LeafRules()
+
+    @cached_property
+    def needs_content(self) -> bool:
+        """Whether the template can write calls of tools only if they have a content, at least an empty one."""
+        call = {"type": "function", "id": "call00000", "function": {"name": BLANK, "arguments": {BLANK: BLANK}}}
+        messages: list[Message] = [{"role": "user", "content": BLANK}, {"role": "assistant", "tool_calls": [call]}]
+        if not isinstance(self.render_text(messages, prompt=False), Refusal):
+            return False
+        return not isinstance(self.render_text([messages[0], {**messages[1], "content": ""}], prompt=False), Refusal)
 
     def read(self, messages: list[Message], tools: Any = None) -> Conversation | None:
         """Return the shape and the leaves of a conversation that may be replayed."""
