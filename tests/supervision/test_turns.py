@@ -93,6 +93,19 @@ ENDS_WHAT_IS_THERE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 """Only a content is ended by a token."""
+BEGINS_PROMPT = (
+    "{% for m in messages %}{{ '<|' + m.role + '|><|reply|>' + m.content + '<|end|>' }}{% endfor %}{{ '<|assistant|>' }}"
+    "{% if add_generation_prompt %}{{ '<|reply|>' }}{% endif %}"
+)
+"""The generation prompt is begun even if no one asks for it."""
+CLOSES_LATE = (
+    "{% set ns = namespace(open=false) %}{% for m in messages %}{% if m.role == 'tool' %}{{ '[' + m.content }}"
+    "{% set ns.open = true %}{% else %}{% if ns.open %}{{ ']' }}{% set ns.open = false %}{% endif %}"
+    "{{ '<|user|>' if m.role == 'user' else '' }}{{ m.content }}{% for call in m.tool_calls %}"
+    "{{ '<call>' + call.name + '</call>' }}{% endfor %}{{ '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if ns.open %}{{ ']' }}{% endif %}"
+)
+"""What a tool says is closed by the next message, or by the generation prompt."""
 CALLING = {"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}
 ANSWERED: dict[str, Any] = {"role": "tool", "content": "3"}
 
@@ -134,6 +147,17 @@ def test_a_token_after_the_last_message_belongs_to_the_last_turn() -> None:
 
 def test_a_generation_prompt_inside_the_loop_is_left_out() -> None:
     assert trained(PROMPT_IN_LOOP, talk("a", "b", "c", "d")) == [("b<eos>", True), ("d<eos>", True)]
+
+
+def test_a_prompt_that_is_begun_unasked_is_left_out() -> None:
+    ends = [("b<|end|>", True), ("d<|end|>", True)]
+    assert trained(BEGINS_PROMPT, talk("a", "b", "c", "d")) == ends
+    assert trained(BEGINS_PROMPT, talk("a", "b")) == ends[:1]
+
+
+def test_a_prompt_that_depends_on_the_messages_is_not_taken_from_others() -> None:
+    messages = [*talk("3?"), CALLING, ANSWERED, *talk("", "Three.")[1:]]
+    assert trained(CLOSES_LATE, messages) == [("<call>add</call><|end|>", True), ("Three.<|end|>", True)]
 
 
 def test_a_turn_starts_where_it_leaves_the_generation_prompt() -> None:

@@ -306,8 +306,9 @@ def _settled(body: list[Any], open_names: set[str]) -> set[str]:
     from jinja2 import nodes
 
     settled: set[str] = set()
+    changed = {reference.name for node in body for reference in node.find_all(nodes.NSRef)}
     for node in body:
-        if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name):
+        if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name) and node.target.name not in changed:
             rest = [other for other in body if other is not node]
             is_set_again = any(
                 name.name == node.target.name and name.ctx != "load" for other in rest for name in _names(other)

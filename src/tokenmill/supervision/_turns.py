@@ -40,6 +40,19 @@ class Turn(NamedTuple):
     has_stop: bool
 
 
+class Usual(NamedTuple):
+    """What a template writes before a content, and after it: in the middle of a conversation, and at its end."""
+
+    header: str = ""
+    middle: str | None = None
+    last: str | None = None
+
+    @property
+    def are_known(self) -> bool:
+        """Whether the template can render a content."""
+        return self.middle is not None or self.last is not None
+
+
 class Rendering:
     """A rendered conversation: its text, and where each message is in it."""
 
@@ -197,7 +210,7 @@ class TurnFinder:
             prompts = []
         prompts = prompts or _ask(render, messages[:number])
         shared = max((self._common_start(written, prompt) for prompt in prompts), default=0)
-        return shared or self._common_start(written, self._usual[0])
+        return shared or self._common_start(written, self._usual.header)
 
     @cached_property
     def _usual_prompts(self) -> list[str]:
@@ -227,12 +240,17 @@ class TurnFinder:
 
     # Where a turn ends
 
-    def _always_prompts(self, render: Render, whole: Rendering, messages: list[Message]) -> bool:
-        """Whether what the template writes after the last message is a generation prompt, asked for or not."""
+    def _always_prompts(
+        self, render: Render, whole: Rendering, messages: list[Message], usual: Usual | None = None
+    ) -> bool:
+        """Whether what the template writes after the last message is a generation prompt, or begins one, unasked."""
         if not whole.tail:
             return False
         asked = _attempt(render, messages, True)
-        return asked is not None and asked.tail == whole.tail
+        if asked is None or not asked.tail.startswith(whole.tail):
+            return False
+        usual = usual or self._usual
+        return asked.tail == whole.tail or bool(usual.middle and usual.header.startswith(whole.tail))
 
     def _find_stop(self, whole: Rendering, messages: list[Message], number: int, turn: Span) -> tuple[int, bool]:
         """Return the end of a turn, and whether it has what stops the model.
@@ -246,7 +264,7 @@ class TurnFinder:
             return last_own + len(ending), True
         after = next((n for n in range(number + 1, len(messages)) if whole.is_after(n, number)), number)
         role = messages[after]["role"]
-        others_follow = role != messages[number]["role"] and not (role == "user" and self._ends_before_users)
+        others_follow = role != messages[number]["role"] and not (role == "user" and self._usual.middle)
         following = self._following.match(whole.text, end) if others_follow else None
         return (following.end(), True) if following else (end, False)
 
@@ -255,42 +273,36 @@ class TurnFinder:
         return bool(text) and (self._tokens.split(text)[-1] == "" or text.endswith(self._endings))
 
     @cached_property
-    def _usual(self) -> tuple[str, list[str]]:
-        """What the template writes before a content, and after it: at the end of a conversation, and in its middle."""
+    def _usual(self) -> Usual:
         found = self._usual_of(BLANK)
         # Some templates know no strings, but lists of parts.
-        return found if found[1] else self._usual_of([{"type": "text", "text": BLANK}])
+        return found if found.are_known else self._usual_of([{"type": "text", "text": BLANK}])
 
-    def _usual_of(self, content: Any) -> tuple[str, list[str]]:
+    def _usual_of(self, content: Any) -> Usual:
         asking, answering = ({"role": role, "content": content} for role in ("user", "assistant"))
-        before, after = "", []
-        for talk in ([asking, answering], [asking, answering, asking]):
+        usual = Usual()
+        for talk in ([asking, answering, asking], [asking, answering]):
             rendered = _attempt(self._render, talk, False)
             segment = rendered.segment(1) if rendered is not None else None
             if rendered is None or segment is None:
                 continue
-            end = len(rendered.text) if len(talk) == 2 else segment[1]
-            if len(talk) == 2 and self._always_prompts(self._render, rendered, talk):
-                end = segment[1]
+            is_last = len(talk) == 2 and not self._always_prompts(self._render, rendered, talk, usual)
+            end = len(rendered.text) if is_last else segment[1]
             head, is_written, tail = rendered.text[segment[0] : end].partition(BLANK)
             if is_written:
-                before = head
-                after.append(tail.strip())
-        return before, after
+                header = usual.header or head
+                ending = {"last" if len(talk) == 2 else "middle": tail.strip()}
+                usual = usual._replace(header=header, **ending)
+        return usual
 
     @property
     def _ends_turns(self) -> bool:
         """Whether the template writes something after a content; taken for granted if that cannot be rendered."""
-        return any(self._usual[1]) or not self._usual[1]
-
-    @property
-    def _ends_before_users(self) -> bool:
-        """Whether the template usually ends a turn itself before a user's message."""
-        return len(self._usual[1]) == 2 and bool(self._usual[1][1])
+        return bool(self._endings) or not self._usual.are_known
 
     @property
     def _endings(self) -> tuple[str, ...]:
-        return tuple(filter(None, self._usual[1]))
+        return tuple(filter(None, (self._usual.last, self._usual.middle)))
 
     # What others say inside a turn
 
