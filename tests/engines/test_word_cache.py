@@ -222,6 +222,29 @@ def test_after_an_error_of_the_library_the_cache_works(tmp_path: Path, monkeypat
     assert lists(engine, texts) == lists(make_reference(tokenizer), texts)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff", b'"\xff', b'a"\xff', b'a\xff"b', b'"\xff"\xff"', b'\xe2"\xff', b'"\xff"' * 3 + b"\xff\xff", b"a\xe2\x82"],
+)
+def test_bytes_that_are_no_packed_texts_are_refused(data: bytes) -> None:
+    table = wordcache_module.Words(make_groups(()), bytes(1 << 16))
+    with pytest.raises(ValueError, match="packed|utf-8"):
+        table.encode(data, lambda _: (np.zeros(0, np.uint32), np.zeros(1, np.int64)), 2)
+    assert table.num_bytes == 0
+
+
+def test_ids_that_do_not_belong_to_the_words_are_refused() -> None:
+    table = wordcache_module.Words(make_groups(()), bytes([1]) * (1 << 16))
+    for edges in ([0], [0, 1], [0, 1, 0, 3], [1, 1, 2, 3], [0, 1, 2, 4], [0, -1, 2, 3], [0, 1 << 62, 2, 3]):
+
+        def give(words: list[str], edges: list[int] = edges) -> tuple[object, object]:
+            words.clear()
+            return np.zeros(3, np.uint32), np.array(edges, np.int64)
+
+        with pytest.raises(ValueError, match="do not belong to the texts"):
+            table.encode(b"a b", give, 2)
+
+
 def test_without_the_module_in_c_the_reference_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(wordcache_module, "Words", None)

@@ -431,8 +431,13 @@ typedef struct {
     Py_ssize_t num_bytes;
 } Found;
 
+/* The most bytes of a text, and of the line that contains it. */
+typedef struct {
+    long long text, line;
+} Limits;
+
 /* Scan all lines of JSON; return 0 if memory runs out. */
-static int scan_objects(Scan *scan, unsigned char *texts, Bytes stop, int64_t most_bytes, Found *found)
+static int scan_objects(Scan *scan, unsigned char *texts, Bytes stop, Limits limits, Found *found)
 {
     const uint32_t all = scan->num_fields == 32 ? UINT32_MAX : ((uint32_t)1 << scan->num_fields) - 1;
     unsigned char *written = texts;
@@ -453,10 +458,10 @@ static int scan_objects(Scan *scan, unsigned char *texts, Bytes stop, int64_t mo
         unsigned char *text = written + (is_first ? 0 : 3);
         scan->out = text;
         int is_good = *scan->at == '{' && skip_object(scan, 0, all, 0) && scan->text_end != NULL &&
-                      scan->text_end - text <= most_bytes;
+                      scan->text_end - text <= limits.text;
         if (is_good)
             skip_blanks(scan);
-        if (is_good && (scan->at == stop || *scan->at == '\n')) {
+        if (is_good && (scan->at == stop || *scan->at == '\n') && scan->at - line <= limits.line) {
             /* The place of the text is not needed, so its two numbers hold the start and the number of the line. */
             scan->spans[0] = line - scan->block;
             scan->spans[1] = found->num_lines;
@@ -479,8 +484,8 @@ static int scan_objects(Scan *scan, unsigned char *texts, Bytes stop, int64_t mo
 }
 
 PyDoc_STRVAR(scan_json_doc,
-             "scan_json(data, num_bytes, fields, most_bytes, /)\n--\n\n"
-             "Decode the texts of the lines in the first `num_bytes` of `data`.\n\n"
+             "scan_json(data, num_bytes, fields, most_bytes, most_line_bytes, /)\n--\n\n"
+             "Decode the texts of the lines in the first `num_bytes` of `data`. Longer texts and lines are odd.\n\n"
              "Return the texts, joined by the separator of PackedTexts, the length of the longest, the bits of `leads` of "
              "PackedTexts, the number of lines, a row of numbers for each text, and three numbers for each odd line: its "
              "start, its stop and its number. The row of a text has the start and the number of its line, then the start "
@@ -491,9 +496,9 @@ static PyObject *scan_json(PyObject *module, PyObject *args)
     (void)module;
     Py_buffer data;
     Py_ssize_t num_bytes;
-    long long most_bytes;
+    Limits limits;
     PyObject *paths;
-    if (!PyArg_ParseTuple(args, "y*nOL:scan_json", &data, &num_bytes, &paths, &most_bytes))
+    if (!PyArg_ParseTuple(args, "y*nOLL:scan_json", &data, &num_bytes, &paths, &limits.text, &limits.line))
         return NULL;
     PyObject *result = NULL, *texts = NULL;
     Field *fields = PyMem_RawMalloc(sizeof(Field) * MOST_FIELDS);
@@ -510,10 +515,10 @@ static PyObject *scan_json(PyObject *module, PyObject *args)
     if (!(state.num_fields = read_fields(paths, fields)) ||
         !(texts = PyBytes_FromStringAndSize(NULL, num_bytes + SLACK)))
         goto done;
+    unsigned char *to = (unsigned char *)PyBytes_AsString(texts);
     int has_memory;
     Py_BEGIN_ALLOW_THREADS;
-    has_memory = scan_objects(&state, (unsigned char *)PyBytes_AsString(texts), state.block + num_bytes,
-                            (int64_t)most_bytes, &found);
+    has_memory = scan_objects(&state, to, state.block + num_bytes, limits, &found);
     Py_END_ALLOW_THREADS;
     if (!has_memory) {
         PyErr_NoMemory();
@@ -650,10 +655,10 @@ static PyObject *scan_text(PyObject *module, PyObject *args)
         room += 2 * (state.block[i] == '\n');
     if (!(texts = PyBytes_FromStringAndSize(NULL, room)))
         goto done;
+    unsigned char *to = (unsigned char *)PyBytes_AsString(texts);
     int outcome;
     Py_BEGIN_ALLOW_THREADS;
-    outcome = scan_plain(&state, (unsigned char *)PyBytes_AsString(texts), state.block + num_bytes,
-                         (int64_t)most_bytes, &found);
+    outcome = scan_plain(&state, to, state.block + num_bytes, (int64_t)most_bytes, &found);
     Py_END_ALLOW_THREADS;
     if (outcome == 0)
         PyErr_NoMemory();
