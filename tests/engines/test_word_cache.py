@@ -193,6 +193,21 @@ def test_a_unigram_model_that_is_not_read_in_c_is_exact(changed: dict[str, str],
     assert differing(config, tmp_path, ["abc  def abcabc", "fedcba " * 9]) == []
 
 
+@pytest.mark.parametrize("scale", [1e4, 1e6, 1e12, 1e15])
+def test_scores_whose_sums_round_are_added_by_the_library(scale: float, uniform: str, tmp_path: Path) -> None:
+    config = json.loads((Path(uniform) / "tokenizer.json").read_text("utf-8"))
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        score = {letter: -random.random() * scale for letter in "abcdef"}
+        pieces = {"<unk>": 0.0, "▁": -random.random() * scale, **score}
+        for size in random.integers(2, 5, 60):
+            piece = "".join(random.choice(list(score), size))
+            pieces[piece] = sum(score[letter] for letter in piece)
+        config["model"]["vocab"] = list(pieces.items())
+        texts = ["".join(random.choice(list(score), size)) for size in random.integers(1, 60, 150)]
+        assert differing(config, tmp_path / str(seed), texts) == []
+
+
 def test_normalizers_in_a_row_are_cut_exactly(tmp_path: Path) -> None:
     steps = normalizers({"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}, replace("Q", String="'"))
     assert differing(byte_level_config(None, steps), tmp_path, hard_texts()) == []

@@ -1,4 +1,4 @@
-"""Fuzz the readers of files with atheris (libFuzzer), guided by the coverage of our code.
+"""Fuzz the readers of files and the C code with atheris (libFuzzer), guided by the coverage of our Python.
 
     python tests/faults/fuzz.py [--minutes 10] [--keep] [TARGET ...]
 
