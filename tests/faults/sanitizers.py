@@ -27,9 +27,9 @@ BUILD = ROOT / "build" / "sanitizers"
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
 TESTS = ("tests/filling", "tests/dataset", "tests/loaders/test_loader.py", "tests/store", "tests/readers")
 TESTS += ("tests/engines/test_word_cache.py", "tests/faults/test_failing_allocations.py")
-# It measures time and memory, which the sanitizers double; so do tests that name memory. JAX aborts under a sanitizer.
+# These measure time and memory, which the sanitizers double. JAX aborts under a sanitizer.
 LEFT_OUT = "tests/dataset/test_scale.py"
-CHOSEN = "not jax and not sharding and not memory"
+CHOSEN = "not jax and not sharding and not memory and not speed"
 FINDING = re.compile(r"AddressSanitizer|runtime error:|UndefinedBehaviorSanitizer")
 # A row of 64 tokens and the target of the last one need 65 tokens.
 PLANTED = """

@@ -27,6 +27,8 @@
 #define MOST_EXPONENT_DIGITS 2
 /* The loops below write whole steps. */
 #define SLACK 64
+/* So many bytes are looked at together in runs of blank lines. */
+#define RUN 64
 
 typedef const unsigned char *Bytes;
 
@@ -431,6 +433,33 @@ typedef struct {
     Py_ssize_t num_bytes;
 } Found;
 
+/* The white space of bytes.strip(). */
+static int is_blank(unsigned char byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
+
+/* Pass over a run of blank lines, of which a small archive may hold billions; return the start of the line after them.
+   The inner loop has no branches, so that compilers make it a few instructions. */
+static Bytes skip_blank_lines(Bytes line, Bytes stop, int is_json, int64_t *num_lines)
+{
+    for (Bytes at = line; stop - at >= RUN && is_blank(at[0]) && is_blank(at[RUN - 1]); at += RUN) {
+        unsigned char filled = 0, ends = 0, vertical = 0;
+        for (int i = 0; i < RUN; i++) {
+            unsigned char byte = at[i];
+            filled |= (byte != ' ') & ((unsigned char)(byte - '\t') > '\r' - '\t');
+            vertical |= (unsigned char)(byte - '\v') < 2;
+            ends += byte == '\n';
+        }
+        if (filled || (is_json && vertical))
+            break;
+        if (!ends)
+            continue;
+        *num_lines += ends;
+        line = at + RUN;
+        while (line[-1] != '\n')
+            line--;
+    }
+    return line;
+}
+
 /* The most bytes of a text, and of the line that contains it. */
 typedef struct {
     long long text, line;
@@ -442,6 +471,8 @@ static int scan_objects(Scan *scan, unsigned char *texts, Bytes stop, Limits lim
     const uint32_t all = scan->num_fields == 32 ? UINT32_MAX : ((uint32_t)1 << scan->num_fields) - 1;
     unsigned char *written = texts;
     for (Bytes line = scan->block; line < stop; found->num_lines++) {
+        if (is_blank(*line) && (line = skip_blank_lines(line, stop, 1, &found->num_lines)) == stop)
+            break;
         scan->at = line;
         scan->end = stop;
         skip_blanks(scan);
@@ -590,14 +621,13 @@ static unsigned char *copy_text(Bytes at, Bytes end, Bytes stop, unsigned char *
     return to - (at - end);
 }
 
-/* The spaces of bytes.strip(), without the line end. */
-static int is_blank(unsigned char byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
-
 /* Scan all lines of text; return 0 if memory runs out, and -1 if a line is too long or not UTF-8. */
 static int scan_plain(Scan *scan, unsigned char *texts, Bytes stop, int64_t most_bytes, Found *found)
 {
     unsigned char *written = texts;
     for (Bytes line = scan->block; line < stop; found->num_lines++) {
+        if (is_blank(*line) && (line = skip_blank_lines(line, stop, 0, &found->num_lines)) == stop)
+            break;
         Bytes end = memchr(line, '\n', (size_t)(stop - line)), next;
         end = end ? end : stop;
         next = end + 1;
@@ -651,8 +681,12 @@ static PyObject *scan_text(PyObject *module, PyObject *args)
     }
     /* A separator is longer than the line end that it replaces. */
     Py_ssize_t room = num_bytes + SLACK;
-    for (Py_ssize_t i = 0; i < num_bytes; i++)
-        room += 2 * (state.block[i] == '\n');
+    for (Py_ssize_t i = 0; i < num_bytes;) {
+        unsigned char ends = 0;
+        for (Py_ssize_t most = num_bytes - i < 255 ? num_bytes : i + 255; i < most; i++)
+            ends += state.block[i] == '\n';
+        room += 2 * (Py_ssize_t)ends;
+    }
     if (!(texts = PyBytes_FromStringAndSize(NULL, room)))
         goto done;
     unsigned char *to = (unsigned char *)PyBytes_AsString(texts);
