@@ -50,7 +50,7 @@ test-sanitizers: $(VENV)/all
 test-soak: $(VENV)/all
 	$(BIN)/python tests/faults/soak.py --text-gb 50 --rows 1e9
 
-# Fuzz the readers of JSON lines, streams, indices, manifests and states with atheris, each for MINUTES.
+# Fuzz the readers of lines, streams, indices, manifests and states, and the C code, with atheris, each for MINUTES.
 MINUTES ?= 10
 fuzz: $(VENV)/all
 	$(BIN)/python tests/faults/fuzz.py --minutes $(MINUTES)
