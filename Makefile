@@ -50,7 +50,7 @@ test-sanitizers: $(VENV)/all
 test-soak: $(VENV)/all
 	$(BIN)/python tests/faults/soak.py --text-gb 50 --rows 1e9
 
-# Fuzz the readers of JSON lines, streams, indices, manifests and states with atheris, each for MINUTES.
+# Fuzz the readers of lines, streams, indices, manifests and states, and the C code, with atheris, each for MINUTES.
 MINUTES ?= 10
 fuzz: $(VENV)/all
 	$(BIN)/python tests/faults/fuzz.py --minutes $(MINUTES)
@@ -67,12 +67,12 @@ test-interop: $(VENV)/all
 # The page of `report` in headless Chromium (Debian: chromium chromium-driver), driven by selenium.
 test-browser: $(VENV)/all
 	test -d .interop/selenium || $(BIN)/python -m pip install --quiet --target .interop/selenium "selenium>=4.20"
-	PYTHONPATH=.interop/selenium REQUIRE_BROWSER=1 $(BIN)/python -m pytest tests/interop/test_browser.py
+	PYTHONPATH="$(CURDIR)/.interop/selenium" REQUIRE_BROWSER=1 $(BIN)/python -m pytest tests/interop/test_browser.py
 
-# Progress and results in the kernel of a real notebook.
+# Progress and results in the kernel of a real notebook, which starts in another directory.
 test-notebook: $(VENV)/all
 	test -d .interop/notebook || $(BIN)/python -m pip install --quiet --target .interop/notebook nbclient nbformat ipykernel
-	PYTHONPATH=.interop/notebook $(BIN)/python -m pytest tests/interop/test_notebook.py
+	PYTHONPATH="$(CURDIR)/.interop/notebook" $(BIN)/python -m pytest tests/interop/test_notebook.py
 
 # The slow tests of the reference trainers: compiled models, their self-checks, waiting for data.
 test-train: $(VENV)/all

@@ -34,7 +34,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from peers import CONTENDERS, KEEP_MEMORY, SHUFFLE_ROWS
+from peers import CONTENDERS, KEEP_MEMORY, SHUFFLE_ROWS, WORKERS
 
 from tokenmill.store.manifest import MANIFEST, Manifest, ShardInfo, SplitInfo, encode_sealed, read_manifest
 from tokenmill.store.shard import ShardWriter, publish_shard
@@ -66,7 +66,8 @@ def main() -> None:
             shutil.rmtree(work)
     print(report)
     if arguments.save:
-        target = HERE / "results" / ("load-cold.md" if arguments.cold else "load.md")
+        kind = "-cold" if arguments.cold else "-workers" if arguments.workers else ""
+        target = HERE / "results" / f"{arguments.save}{kind}.md"
         target.parent.mkdir(exist_ok=True)
         target.write_text(report)
     if any(name.startswith("tokenmill") for name in left_out):
@@ -83,8 +84,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=2.0, help="minimum duration of a measurement")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--cold", action="store_true", help="measure with an empty page cache instead")
+    parser.add_argument("--workers", action="store_true", help="compare loaders that have worker processes instead")
     parser.add_argument("--work", help="folder in which the corpus is kept")
-    parser.add_argument("--save", action="store_true", help="write the report to benchmarks/results")
+    parser.add_argument("--save", nargs="?", const="load", metavar="NAME", help="write NAME.md in benchmarks/results")
     return parser.parse_args()
 
 
@@ -179,7 +181,9 @@ def choose(arguments: argparse.Namespace) -> list[str]:
     if arguments.cold:
         return [MEMMAP, "tokenmill"]
     wanted = [part.lower() for part in arguments.only or [""]]
-    names = (name for name in CONTENDERS if any(part in name.lower() for part in wanted))
+    known = [name for name in CONTENDERS if name.endswith(WORKERS) == arguments.workers]
+    known = ["tokenmill", *known] if arguments.workers else known
+    names = (name for name in known if any(part in name.lower() for part in wanted))
     return [*BASELINES, *(name for name in names if name not in (*BASELINES, MEMMAP))]
 
 
@@ -274,7 +278,7 @@ def render(arguments: argparse.Namespace, corpus: Path, results: Results, left_o
         "Million tokens per second of (inputs, targets) that reach the main process, in random order:",
         f"median and spread of {arguments.repeat} turns, each in a fresh process, with one torch thread.",
         "`first`: from opening to the first batch, imports excluded. `memory`: growth of RssAnon.",
-        *(explain_cold(corpus) if arguments.cold else explain_hot()),
+        *(explain_cold(corpus) if arguments.cold else explain_hot(has_workers=arguments.workers)),
     ]
     for shape in arguments.shapes:
         lines += ["", f"## {shape}", "", *make_table(arguments, results, shape)]
@@ -283,13 +287,14 @@ def render(arguments: argparse.Namespace, corpus: Path, results: Results, left_o
     return "\n".join(lines) + "\n"
 
 
-def explain_hot() -> list[str]:
+def explain_hot(*, has_workers: bool) -> list[str]:
     return [
         "",
         "`ratio` is to the better `gather`: one fancy index per batch of one mapped file, through",
         "DataLoader with `__getitems__`; its second row has",
         f"`{' '.join(f'{name}={value}' for name, value in KEEP_MEMORY.items())}`.",
-        "There are no worker processes; other libraries use their default threads. Batches are int64 unless",
+        f"{'The first rows have no' if has_workers else 'There are no'} worker processes; other libraries use their "
+        "default threads. Batches are int64 unless",
         f"noted. nanoGPT samples rows with replacement, tf.data shuffles through a buffer of {SHUFFLE_ROWS} rows,",
         "and Megatron's indices were built before. `no C`: tokenmill as installed without a compiler.",
     ]
@@ -347,6 +352,8 @@ def command(arguments: argparse.Namespace) -> str:
         text += f" --only {' '.join(arguments.only)}"
     if arguments.cold:
         text += " --cold"
+    if arguments.workers:
+        text += " --workers"
     return text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,11 +99,11 @@ def shuffled_batches(num_rows: int, rows: int) -> npt.NDArray[np.int64]:
     return order[: num_rows // rows * rows].reshape(-1, rows)
 
 
-def tokenmill_rows(corpus: Path, rows: int, length: int, *, framework: str) -> Pairs:
+def tokenmill_rows(corpus: Path, rows: int, length: int, *, framework: str, **settings: Any) -> Pairs:
     """Exact global shuffle, inputs and targets contiguous."""
     import tokenmill as tm
 
-    return iter(tm.load(corpus / "store", seq_len=length, batch_size=rows, framework=framework))
+    return iter(tm.load(corpus / "store", seq_len=length, batch_size=rows, framework=framework, **settings))
 
 
 def tokenmill_jax(corpus: Path, rows: int, length: int) -> Pairs:
@@ -163,6 +163,35 @@ def tokenmill_mixed(corpus: Path, rows: int, length: int) -> Pairs:
     return iter(make_loader(tm.mix(sources, seed=0), framework="torch", batch_size=rows))
 
 
+def tokenmill_sources(corpus: Path, rows: int, length: int, *, per_token: bool) -> Pairs:
+    """The source of each row or token of a mixture of three stores, as for a loss per domain."""
+    import tokenmill as tm
+
+    sources = [
+        (tm.shuffle(tm.pack(tm.open(corpus / name), seq_len=length)), weight)
+        for name, weight in (("mix-a", 0.7), ("mix-b", 0.2), ("mix-c", 0.1))
+    ]
+    for batch in tm.load(tm.mix(sources), batch_size=rows, framework="torch"):
+        assert (batch.token_sources if per_token else batch.sources) is not None
+        yield batch.inputs, batch.targets
+
+
+def tokenmill_sampled(corpus: Path, rows: int, length: int, *, method: str) -> Pairs:
+    """A tenth of the documents, drawn at random, so that every row is of many pieces."""
+    import tokenmill as tm
+
+    chosen = tm.sample(tm.open(corpus / "store"), 0.1)
+    return iter(tm.load(chosen, seq_len=length, batch_size=rows, packing=method, framework="torch"))
+
+
+def tokenmill_token_masks(corpus: Path, rows: int, length: int) -> Pairs:
+    """The repetition filter and the goldfish mask."""
+    import tokenmill as tm
+
+    masks = [tm.RepetitionFilter(), tm.Goldfish()]
+    return iter(tm.load(corpus / "store", seq_len=length, batch_size=rows, framework="torch", token_masks=masks))
+
+
 def nanogpt(corpus: Path, rows: int, length: int) -> Pairs:
     """nanoGPT's get_batch: rows start at any token, sampled with replacement."""
     import torch
@@ -175,13 +204,13 @@ def nanogpt(corpus: Path, rows: int, length: int) -> Pairs:
         yield x, y
 
 
-def litdata(corpus: Path, rows: int, length: int) -> Pairs:
+def litdata(corpus: Path, rows: int, length: int, *, workers: int = 0) -> Pairs:
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
 
     dataset = StreamingDataset(
         str(corpus / "litdata"), item_loader=TokensLoader(length + 1), shuffle=True, drop_last=True
     )
-    return map(split_rows, forever(StreamingDataLoader(dataset, batch_size=rows, num_workers=0)))
+    return map(split_rows, forever(StreamingDataLoader(dataset, batch_size=rows, num_workers=workers)))
 
 
 def make_litdata(corpus: Path, target: Path, length: int) -> None:
@@ -197,14 +226,15 @@ def make_litdata(corpus: Path, target: Path, length: int) -> None:
     cache.merge()
 
 
-def mosaicml(corpus: Path, rows: int, length: int) -> Pairs:
+def mosaicml(corpus: Path, rows: int, length: int, *, workers: int = 0) -> Pairs:
     """With a large `predownload`: its default of 8 batches was slower (82 against 228 Mtok/s at 8 x 32768)."""
     from streaming import StreamingDataset
     from torch.utils.data import DataLoader
 
     folder = corpus / f"mds-{length}"
     dataset = StreamingDataset(local=str(folder), batch_size=rows, shuffle=True, predownload=100_000)
-    return (split_rows(batch["tokens"]) for batch in forever(DataLoader(dataset, batch_size=rows, drop_last=True)))
+    loader = DataLoader(dataset, batch_size=rows, drop_last=True, num_workers=workers)
+    return (split_rows(batch["tokens"]) for batch in forever(loader))
 
 
 def make_mosaicml(corpus: Path, target: Path, length: int) -> None:
@@ -229,7 +259,7 @@ def tf_data(corpus: Path, rows: int, length: int) -> Pairs:
     return iter(batches.map(split).prefetch(tf.data.AUTOTUNE))
 
 
-def grain(corpus: Path, rows: int, length: int) -> Pairs:
+def grain(corpus: Path, rows: int, length: int, *, workers: int = 0) -> Pairs:
     """Without threads: Grain's default of 16 was slower at all three shapes on two cores."""
     import grain
 
@@ -246,10 +276,13 @@ def grain(corpus: Path, rows: int, length: int) -> Pairs:
         return tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
 
     batches = grain.MapDataset.source(Rows()).seed(0).shuffle().repeat().batch(rows).map(split)
-    return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+    dataset = batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    if workers:
+        dataset = dataset.mp_prefetch(grain.multiprocessing.MultiprocessingOptions(num_workers=workers))
+    return iter(dataset)
 
 
-def megatron(corpus: Path, rows: int, length: int) -> Pairs:
+def megatron(corpus: Path, rows: int, length: int, *, workers: int = 0) -> Pairs:
     """GPTDataset with the indices that the check before wrote, as in a resumed job."""
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
@@ -273,7 +306,7 @@ def megatron(corpus: Path, rows: int, length: int) -> Pairs:
     )
     num_rows = (folder / "flat.bin").stat().st_size // 2 // length - 1
     dataset, _, _ = BlendedMegatronDatasetBuilder(GPTDataset, [num_rows, 0, 0], lambda: True, config).build()
-    loader = DataLoader(dataset, batch_size=rows, drop_last=True)
+    loader = DataLoader(dataset, batch_size=rows, drop_last=True, num_workers=workers)
     return ((batch["tokens"], batch["labels"]) for batch in forever(loader))
 
 
@@ -286,12 +319,12 @@ def make_megatron(corpus: Path, target: Path, length: int) -> None:
         writer.write(lengths, None, range(len(lengths) + 1))
 
 
-def datasets(corpus: Path, rows: int, length: int) -> Pairs:
+def datasets(corpus: Path, rows: int, length: int, *, workers: int = 0) -> Pairs:
     from datasets import load_from_disk
     from torch.utils.data import DataLoader
 
     stored = load_from_disk(str(corpus / f"datasets-{length}")).with_format("torch")
-    loader = DataLoader(stored, batch_size=rows, shuffle=True, drop_last=True)
+    loader = DataLoader(stored, batch_size=rows, shuffle=True, drop_last=True, num_workers=workers)
     return (split_rows(batch["input_ids"]) for batch in forever(loader))
 
 
@@ -336,6 +369,13 @@ CONTENDERS: dict[str, Contender] = {
         is_masked=True,
         copies_slices=False,
     ),
+    "tokenmill, 3-way mix, sources": ours(partial(tokenmill_sources, per_token=False), copies_slices=False),
+    "tokenmill, 3-way mix, sources of tokens": ours(partial(tokenmill_sources, per_token=True), copies_slices=False),
+    "tokenmill, a tenth of the documents": ours(partial(tokenmill_sampled, method="concat"), copies_slices=False),
+    "tokenmill, a tenth, best-fit": ours(
+        partial(tokenmill_sampled, method="best-fit"), is_masked=True, copies_slices=False
+    ),
+    "tokenmill, repetition and goldfish": ours(tokenmill_token_masks, is_masked=True),
     "tokenmill, no C": ours(partial(tokenmill_rows, framework="torch"), environment=NOT_COMPILED),
     "tokenmill, no C, document mask": ours(tokenmill_masked, is_masked=True, environment=NOT_COMPILED),
     "tokenmill, no C, best-fit mix": ours(
@@ -364,4 +404,21 @@ CONTENDERS: dict[str, Contender] = {
         datasets, "datasets", ("torch", "datasets"), is_peer=True, made="datasets-{length}", make=make_datasets
     ),
     "np.memmap, row by row": Contender(memmap_rows),
+}
+
+
+def with_workers(name: str, stream: Callable[..., Pairs], count: int) -> Contender:
+    """The same loader with worker processes."""
+    return replace(CONTENDERS[name], stream=partial(stream, workers=count))
+
+
+NUM_WORKERS = 2
+WORKERS = f", {NUM_WORKERS} workers"
+CONTENDERS |= {
+    f"tokenmill{WORKERS}": ours(partial(tokenmill_rows, framework="torch", num_workers=NUM_WORKERS)),
+    f"litdata{WORKERS}": with_workers("litdata", litdata, NUM_WORKERS),
+    f"MosaicML streaming{WORKERS}": with_workers("MosaicML streaming", mosaicml, NUM_WORKERS),
+    f"Grain{WORKERS}": with_workers("Grain", grain, NUM_WORKERS),
+    f"Megatron GPTDataset{WORKERS}": with_workers("Megatron GPTDataset", megatron, NUM_WORKERS),
+    f"HF datasets{WORKERS}": with_workers("HF datasets", datasets, NUM_WORKERS),
 }

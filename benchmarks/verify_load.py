@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from load import make_corpus
@@ -51,23 +52,37 @@ class Turn(NamedTuple):
 
 
 class EndlessCheck:
-    """The thread that checks files: it forgets what it has checked, and waits while `is_on` is not set."""
+    """The thread that checks files: it forgets what it has checked, and its time passes only while it is on."""
 
     def __init__(self) -> None:
-        self.is_on = threading.Event()
+        self._is_on, self._changed = False, threading.Condition()
         self.num_bytes, self.cpu_seconds = 0, 0.0
         rest = background_check._Pace.rest
 
-        def wait_and_rest(pace: Any, piece: memoryview) -> None:
+        def count_and_rest(pace: Any, piece: memoryview) -> None:
             self.num_bytes += len(piece)
             self.cpu_seconds = time.thread_time()
-            if not self.is_on.is_set():
-                self.is_on.wait()
-                pace.begin()
             rest(pace, piece)
 
-        background_check._Pace.rest = wait_and_rest  # type: ignore[method-assign]
+        background_check._Pace.rest = count_and_rest  # type: ignore[method-assign]
         background_check._Memory.has = lambda *_: False  # type: ignore[method-assign]
+        background_check.time = SimpleNamespace(  # type: ignore[assignment]
+            monotonic=time.monotonic, thread_time=time.thread_time, sleep=self._sleep
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep through a part of the turns in which the check is on; else each of these would begin with a read."""
+        with self._changed:
+            while seconds > 0:
+                since, was_on = time.monotonic(), self._is_on
+                self._changed.wait(seconds if was_on else None)
+                seconds -= time.monotonic() - since if was_on else 0
+
+    def switch(self, is_on: bool) -> None:
+        """Let the thread go on, or stop it at its next rest."""
+        with self._changed:
+            self._is_on = is_on
+            self._changed.notify_all()
 
     def feed(self, loader: Any) -> None:
         """Keep the thread busy with the files that the loader has opened."""
@@ -93,7 +108,7 @@ def run_turn(batches: Iterator[Any], check: EndlessCheck, seconds: float) -> Tur
 def run_pairs(loader: Any, num_pairs: int, seconds: float, check: EndlessCheck) -> list[dict[bool, Turn]]:
     """Return pairs of turns, without and with the check."""
     batches = iter(loader)
-    check.is_on.set()
+    check.switch(True)
     for _ in range(200):
         next(batches)
     pairs = []
@@ -101,7 +116,7 @@ def run_pairs(loader: Any, num_pairs: int, seconds: float, check: EndlessCheck) 
         pair = {}
         for is_on in random.sample((False, True), 2):
             check.feed(loader)
-            (check.is_on.set if is_on else check.is_on.clear)()
+            check.switch(is_on)
             next(batches)
             pair[is_on] = run_turn(batches, check, seconds)
         pairs.append(pair)

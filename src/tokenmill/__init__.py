@@ -22,6 +22,7 @@ from tokenmill.errors import DataError, MissingDependencyError, StoreError, Toke
 
 if TYPE_CHECKING:
     from tokenmill.checkpoint import Checkpoints
+    from tokenmill.dataset.choose import allow, sample, where
     from tokenmill.dataset.mix import mix
     from tokenmill.dataset.pack import pack
     from tokenmill.dataset.pairs import pairs, prompts
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset.slice import slice_ as slice  # noqa: A004
     from tokenmill.executors.ray import RayExecutor
     from tokenmill.filling.batch import Batch
+    from tokenmill.filling.token_masks import Goldfish, RepetitionFilter
     from tokenmill.formats.export import export
     from tokenmill.formats.open import open_tokens as open  # noqa: A004
     from tokenmill.load_any import load
@@ -50,9 +52,11 @@ __all__ = [
     "Batch",
     "Checkpoints",
     "DataError",
+    "Goldfish",
     "Loader",
     "MissingDependencyError",
     "RayExecutor",
+    "RepetitionFilter",
     "Rows",
     "StepClock",
     "StoreError",
@@ -60,6 +64,7 @@ __all__ = [
     "TokenmillError",
     "TorchRows",
     "UsageError",
+    "allow",
     "deny",
     "estimate",
     "exit_on_error",
@@ -72,6 +77,7 @@ __all__ = [
     "pairs",
     "prompts",
     "report",
+    "sample",
     "shuffle",
     "skip",
     "slice",
@@ -79,6 +85,7 @@ __all__ = [
     "take",
     "tokenize",
     "verify",
+    "where",
 ]
 
 __version__ = "0.1.0"
@@ -86,12 +93,15 @@ __version__ = "0.1.0"
 _LAZY = {
     "Batch": ("tokenmill.filling.batch", "Batch"),
     "Checkpoints": ("tokenmill.checkpoint", "Checkpoints"),
+    "Goldfish": ("tokenmill.filling.token_masks", "Goldfish"),
     "Loader": ("tokenmill.loaders.base", "Loader"),
     "RayExecutor": ("tokenmill.executors.ray", "RayExecutor"),
+    "RepetitionFilter": ("tokenmill.filling.token_masks", "RepetitionFilter"),
     "Rows": ("tokenmill.dataset.rows", "Rows"),
     "StepClock": ("tokenmill.step_clock", "StepClock"),
     "TokenStore": ("tokenmill.store.store", "TokenStore"),
     "TorchRows": ("tokenmill.loaders.torch", "TorchRows"),
+    "allow": ("tokenmill.dataset.choose", "allow"),
     "deny": ("tokenmill.dataset.slice", "deny"),
     "estimate": ("tokenmill.tools.estimate", "estimate"),
     "exit_on_error": ("tokenmill.program", "exit_on_error"),
@@ -104,6 +114,7 @@ _LAZY = {
     "pairs": ("tokenmill.dataset.pairs", "pairs"),
     "prompts": ("tokenmill.dataset.pairs", "prompts"),
     "report": ("tokenmill.tools.report", "report"),
+    "sample": ("tokenmill.dataset.choose", "sample"),
     "shuffle": ("tokenmill.dataset.shuffle", "shuffle"),
     "skip": ("tokenmill.dataset.slice", "skip"),
     "slice": ("tokenmill.dataset.slice", "slice_"),
@@ -111,6 +122,7 @@ _LAZY = {
     "take": ("tokenmill.dataset.slice", "take"),
     "tokenize": ("tokenmill.pipeline.tokenize_any", "tokenize"),
     "verify": ("tokenmill.tools.verify", "verify"),
+    "where": ("tokenmill.dataset.choose", "where"),
 }
 
 

@@ -197,7 +197,7 @@ def load(
     if budget:
         seq_len, batch_size, longest = _share_budget(source, seq_len, batch_size, packing, budget["tokens_per_batch"])
     if batch_size is None:
-        raise UsageError("load needs a batch_size, the number of rows in a batch of one rank")
+        raise UsageError(f"load needs a batch_size, the number of rows in a batch of one rank{_name_unknown(settings)}")
     if isinstance(source, Rows):
         if seq_len is not None and whole_number(seq_len, "seq_len") != source.seq_len:
             raise UsageError(f"seq_len {seq_len} is not that of the rows, {source.seq_len}; leave it out")
@@ -220,6 +220,14 @@ def load(
     if rows.is_remote and rows is not source:
         _warn_of_small_cache(rows, documents, fetch)
     return loader
+
+
+def _name_unknown(settings: dict[str, Any]) -> str:
+    """Name a setting that may be a misspelt `batch_size`."""
+    from tokenmill.loaders.load_settings import AnySettings
+
+    unknown = [name for name in settings if name not in {*AnySettings.__annotations__, "layout"}]
+    return f"; there is no setting {unknown[0]!r}" if unknown else ""
 
 
 def _given(**settings: Any) -> dict[str, Any]:

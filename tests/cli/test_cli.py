@@ -576,6 +576,24 @@ def test_except_exception_does_not_swallow_ctrl_c() -> None:
     assert not issubclass(Interrupted, Exception)
 
 
+def test_a_terminal_that_is_closed_does_not_end_a_run_that_ignores_it() -> None:
+    """`nohup` makes a program ignore SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_as_exceptions():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_the_first_screen_says_that_each_line_of_text_is_a_document(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one line\nand another\n")
+    for flags, is_said in (((), True), (("--whole-files",), False), (("--separator", "x"), False)):
+        out = tmp_path / f"out{len(flags)}"
+        done = tokenmill_here("tokenize", tmp_path / "a.txt", "-o", out, "--tokenizer", "bytes", "--overwrite", *flags)
+        assert ("1 file of plain text, 21 B; each line is a document" in done.stderr) == is_said, done.stderr
+
+
 def test_the_first_seconds_say_what_is_being_done(folder: Path, tmp_path: Path) -> None:
     done = tokenmill("tokenize", "a.jsonl", "-o", tmp_path / "out", "--tokenizer", "bytes", cwd=folder)
     said = [line for line in done.stderr.splitlines() if line.endswith(" ...")]

@@ -204,6 +204,7 @@ def test_settings_of_load(path: Path) -> None:
         ({"shuffle": "yes"}, "shuffle 'yes' must be True, False or 'blocks'"),
         ({"seq_len": "8"}, "seq_len '8' must be a whole number"),
         ({"batch_size": None}, "load needs a batch_size"),
+        ({"batch_size": None, "batch_sise": 8}, "in a batch of one rank; there is no setting 'batch_sise'"),
     ):
         with pytest.raises(UsageError, match=message):
             tm.load(path, **{"seq_len": 8, "batch_size": 2, **settings})

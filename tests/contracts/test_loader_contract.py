@@ -119,6 +119,17 @@ def test_layouts_have_the_same_parts(framework: str, stores: list[Any], layout: 
     assert_same_batches(batches, collect(tm.Loader(rows, **settings), 5))
 
 
+@pytest.mark.parametrize("layout", ["xy", "hf", "hf-flat"])
+def test_further_fields_are_those_of_the_numpy_loader(framework: str, stores: list[Any], layout: str) -> None:
+    rows = tm.mix([(shuffled(stores[0]), 0.7), (shuffled(stores[1], method="best-fit"), 0.3)])
+    settings: dict[str, Any] = {"batch_size": 4, "layout": layout, "fields": ["sources", "token_sources"]}
+    batches = collect(make(framework, rows, **settings), 5)
+    for ours, theirs in zip(batches, collect(tm.Loader(rows, **settings), 5), strict=True):
+        for name in settings["fields"]:
+            part, expected = (b[name] if isinstance(b, dict) else getattr(b, name) for b in (ours, theirs))
+            assert isinstance(part, kind_of(framework)) and np.array_equal(part, expected), name
+
+
 def test_a_state_of_any_place_resumes_here_and_with_numpy(framework: str, stores: list[Any]) -> None:
     rows = shuffled(stores[0])
     whole = collect(tm.Loader(rows, batch_size=3), 60)

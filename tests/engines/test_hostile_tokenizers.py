@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from tests.faults.hostile_tokenizers import (
 from tests.support.tiny_tokenizers import added, byte_level_config, split
 from tokenmill.engines import choose, load_tokenizer
 from tokenmill.engines._guard import PanicError, guarded
-from tokenmill.errors import DataError
+from tokenmill.errors import DataError, UsageError
 
 
 def write(folder: Path, config: dict[str, Any], **side: Any) -> str:
@@ -68,6 +70,32 @@ def test_each_hostile_file_loads_or_gives_a_sentence_and_prints_nothing(tmp_path
     outcomes = zip(files, load_all(files, tmp_path), strict=True)
     wrong = {hostile.name: outcome for hostile, outcome in outcomes if outcome.kind not in ("loads", "sentence")}
     assert not wrong
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"])
+def test_the_files_beside_a_tokenizer_are_named_with_their_folder(tmp_path: Path, name: str) -> None:
+    for number, (said, make) in enumerate(
+        (
+            ("is not a tokenizer file: it is a named pipe", os.mkfifo),
+            ("is not a tokenizer file: it is a device", lambda path: path.symlink_to("/dev/zero")),
+            (
+                "is nested too deeply|is not UTF-8 at byte 6",
+                lambda path: path.write_bytes(b'{"a": \xff' + b"[" * 200_000),
+            ),
+        )
+    ):
+        folder = tmp_path / str(number)
+        write(folder, byte_level_config())
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+        with pytest.raises(DataError, match=f"^{re.escape(str(folder / name))}: (is not valid JSON|{said})"):
+            assert load_tokenizer(str(folder)).chat_template is None
+
+
+def test_a_tokenizer_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(UsageError, match="is not a regular file"):
+        load_tokenizer(str(tmp_path / "tokenizer.json"))
 
 
 def test_some_hostile_files_give_a_sentence_for_a_whole_run_and_leave_no_directory(tmp_path: Path) -> None:
@@ -188,3 +216,29 @@ def test_the_redirection_ends_with_the_last_of_several_calls(capfd: pytest.Captu
         os.write(2, b"held back\n")
         assert capfd.readouterr().err == ""
     assert capfd.readouterr().err == "held back\n"
+
+
+MESSAGE_DURING_A_CALL = """
+import os, sys, threading
+from tokenmill.cli._output import fail, open_standard_streams
+from tokenmill.engines._guard import guarded
+
+if sys.argv[1] == "command line":
+    open_standard_streams()
+is_inside, may_end = threading.Event(), threading.Event()
+
+def call() -> None:
+    with guarded("x.json"):
+        is_inside.set()
+        may_end.wait()
+
+threading.Thread(target=call, daemon=True).start()
+is_inside.wait()
+fail("the disk is full")
+"""
+
+
+@pytest.mark.parametrize("program", ["command line", "a script"])
+def test_messages_are_printed_while_another_thread_is_in_a_library(program: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", MESSAGE_DURING_A_CALL, program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (1, "error: the disk is full\n")

@@ -193,6 +193,21 @@ def test_a_unigram_model_that_is_not_read_in_c_is_exact(changed: dict[str, str],
     assert differing(config, tmp_path, ["abc  def abcabc", "fedcba " * 9]) == []
 
 
+@pytest.mark.parametrize("scale", [1e4, 1e6, 1e12, 1e15])
+def test_scores_whose_sums_round_are_added_by_the_library(scale: float, uniform: str, tmp_path: Path) -> None:
+    config = json.loads((Path(uniform) / "tokenizer.json").read_text("utf-8"))
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        score = {letter: -random.random() * scale for letter in "abcdef"}
+        pieces = {"<unk>": 0.0, "▁": -random.random() * scale, **score}
+        for size in random.integers(2, 5, 60):
+            piece = "".join(random.choice(list(score), size))
+            pieces[piece] = sum(score[letter] for letter in piece)
+        config["model"]["vocab"] = list(pieces.items())
+        texts = ["".join(random.choice(list(score), size)) for size in random.integers(1, 60, 150)]
+        assert differing(config, tmp_path / str(seed), texts) == []
+
+
 def test_normalizers_in_a_row_are_cut_exactly(tmp_path: Path) -> None:
     steps = normalizers({"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}, replace("Q", String="'"))
     assert differing(byte_level_config(None, steps), tmp_path, hard_texts()) == []
@@ -220,6 +235,29 @@ def test_after_an_error_of_the_library_the_cache_works(tmp_path: Path, monkeypat
         with pytest.raises(ZeroDivisionError):
             engine.encode(texts)
     assert lists(engine, texts) == lists(make_reference(tokenizer), texts)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff", b'"\xff', b'a"\xff', b'a\xff"b', b'"\xff"\xff"', b'\xe2"\xff', b'"\xff"' * 3 + b"\xff\xff", b"a\xe2\x82"],
+)
+def test_bytes_that_are_no_packed_texts_are_refused(data: bytes) -> None:
+    table = wordcache_module.Words(make_groups(()), bytes(1 << 16))
+    with pytest.raises(ValueError, match="packed|utf-8"):
+        table.encode(data, lambda _: (np.zeros(0, np.uint32), np.zeros(1, np.int64)), 2)
+    assert table.num_bytes == 0
+
+
+def test_ids_that_do_not_belong_to_the_words_are_refused() -> None:
+    table = wordcache_module.Words(make_groups(()), bytes([1]) * (1 << 16))
+    for edges in ([0], [0, 1], [0, 1, 0, 3], [1, 1, 2, 3], [0, 1, 2, 4], [0, -1, 2, 3], [0, 1 << 62, 2, 3]):
+
+        def give(words: list[str], edges: list[int] = edges) -> tuple[object, object]:
+            words.clear()
+            return np.zeros(3, np.uint32), np.array(edges, np.int64)
+
+        with pytest.raises(ValueError, match="do not belong to the texts"):
+            table.encode(b"a b", give, 2)
 
 
 def test_without_the_module_in_c_the_reference_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

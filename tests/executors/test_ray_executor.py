@@ -31,7 +31,7 @@ from tokenmill.executors.ray import RayExecutor
 from tokenmill.pipeline.journal import locks
 from tokenmill.pipeline.plan import budget
 from tokenmill.pipeline.plan.prepare import Job
-from tokenmill.pipeline.workers import scheduler, worker
+from tokenmill.pipeline.workers import attempt, scheduler, worker
 from tokenmill.pipeline.workers.messages import (
     Failed,
     Finished,
@@ -136,7 +136,7 @@ class Watched(Silence):
 def test_progress_comes_from_within_tasks_and_adds_up(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "FAR_NOTE_SECONDS", 0.0)
+    monkeypatch.setattr(attempt, "FAR_NOTE_SECONDS", 0.0)
     display = Watched()
     outcome = run_inline(request_of(corpus, tmp_path / "out", **FLAGS), InlineCluster(), display)
     last = display.snapshots[-1]
@@ -208,7 +208,7 @@ def test_a_task_that_is_lost_too_often_is_named_and_the_same_command_continues(c
 def test_a_stream_that_makes_progress_between_losses_is_resumed(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "FAR_NOTE_SECONDS", 0.0)
+    monkeypatch.setattr(attempt, "FAR_NOTE_SECONDS", 0.0)
     (tmp_path / "temp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
     display = Watched()

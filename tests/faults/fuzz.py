@@ -1,8 +1,8 @@
-"""Fuzz the readers of files with atheris (libFuzzer), guided by the coverage of our code.
+"""Fuzz the readers of files and the C code with atheris (libFuzzer), guided by the coverage of our Python.
 
     python tests/faults/fuzz.py [--minutes 10] [--keep] [TARGET ...]
 
-Targets and what they are compared with are in `fuzz_targets.py`. Each runs in a process of its own, two at a time, with
+Targets and what they are compared with are in `fuzz_targets.py`, those of the C code in `fuzz_compiled.py`. Each runs in a process of its own, two at a time, with
 atheris from `.interop/atheris`. An input with a finding is written to build/fuzz/TARGET. With `--keep`, the shortest
 inputs that reached something new are written to the corpus beside this file, which `make test` runs too.
 """
@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 CORPUS = HERE / "corpus"
 BUILD = ROOT / "build" / "fuzz"
 ATHERIS = ROOT / ".interop" / "atheris"
-NAMES = ("jsonl", "streams", "index", "manifest", "state")
+NAMES = ("jsonl", "streams", "index", "manifest", "state", "lines", "words", "unigram")
 KEPT_BYTES = 24_000
 """The size of each corpus in the repository; longer inputs are left out first."""
 LIMITS = ["-max_len=6000", "-timeout=30", "-rss_limit_mb=3000", "-print_final_stats=1", "-verbosity=1"]

@@ -24,6 +24,7 @@ import numpy as np
 import zstandard
 
 import tokenmill as tm
+from tests.faults import fuzz_compiled
 from tests.support.stores import make_store
 from tokenmill.compression import DamagedInput
 from tokenmill.errors import TokenmillError
@@ -428,7 +429,8 @@ def state(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    "jsonl": jsonl, "streams": streams, "index": index, "manifest": manifest, "state": state
+    "jsonl": jsonl, "streams": streams, "index": index, "manifest": manifest, "state": state,
+    **fuzz_compiled.COMPILED,
 }  # fmt: skip
 
 
@@ -440,6 +442,8 @@ def kept(name: str) -> list[bytes]:
 
 def seeds(name: str) -> list[bytes]:
     """Inputs to begin with, made from what the readers' writers write."""
+    if name in fuzz_compiled.COMPILED:
+        return fuzz_compiled.seeds(name)
     lines = b'{"text": "a \\n b \\u00e9", "id": 1}\n\n{"text": 1}\r\n{"a": {"text": "x"}, "id": [null]}\n{"text": "\xc3\xa9"}'
     if name == "jsonl":
         array = b'[{"text": "a"}, {"text": "b]"},\n {"id": {"x": "\\""}}]'

@@ -482,7 +482,7 @@ def try_one(hostile: Hostile, corpus: Path, folder: Path) -> Outcome:
     import tokenmill
 
     def tokenize(own: Path) -> None:
-        tokenmill.tokenize(corpus, folder / "store", tokenizer=str(own), workers=1)
+        tokenmill.tokenize(corpus, folder / "store", tokenizer=str(own), workers=1, display="quiet")
 
     return _attempt(hostile, folder, tokenize, "store")
 

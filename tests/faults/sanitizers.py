@@ -4,8 +4,9 @@
 
 The package is built into build/sanitizers, so that the module of every other run stays as it is, and tests import it
 from there. The library of the sanitizer is preloaded, because the interpreter itself was compiled without it. Leaks
-are not looked for at exit, where the interpreter still holds much of its own; the C code allocates nothing, and
-`tests/filling/test_kernels.py` counts the references that it returns. `shim.c` of the fault tests is run as well.
+are not looked for at exit, where the interpreter still holds much of its own; `test_failing_allocations.py` and
+`tests/filling/test_kernels.py` look for them. The targets of the fuzzer for the C code get mutants of their inputs, and
+`shim.c` of the fault tests is run as well.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.faults import _shim
+from tests.faults import _shim, fuzz_compiled
 from tests.faults._tally import Tally
 
 ROOT = _shim.ROOT
 BUILD = ROOT / "build" / "sanitizers"
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
 TESTS = ("tests/filling", "tests/dataset", "tests/loaders/test_loader.py", "tests/store", "tests/readers")
-TESTS += ("tests/engines/test_word_cache.py",)
-# It measures time and memory, which the sanitizers double; so do tests that name memory. JAX aborts under a sanitizer.
+TESTS += ("tests/engines/test_word_cache.py", "tests/faults/test_failing_allocations.py")
+# These measure time and memory, which the sanitizers double. JAX aborts under a sanitizer.
 LEFT_OUT = "tests/dataset/test_scale.py"
-CHOSEN = "not jax and not sharding and not memory"
+CHOSEN = "not jax and not sharding and not memory and not speed"
 FINDING = re.compile(r"AddressSanitizer|runtime error:|UndefinedBehaviorSanitizer")
 # A row of 64 tokens and the target of the last one need 65 tokens.
 PLANTED = """
@@ -39,6 +40,27 @@ print(compiled.__file__)
 tokens = np.arange(int(sys.argv[1]), dtype=np.uint16)
 inputs, targets = np.zeros((1, 64), np.int64), np.zeros((1, 64), np.int64)
 compiled.copy_rows(np.array([tokens.ctypes.data // 2 - 1]), 2, None, inputs, targets)
+"""
+
+SECONDS = 30
+"""How long each target of the fuzzer gets mutants."""
+MUTANTS = """
+import random
+import sys
+import time
+from tests.faults import fuzz_targets
+name, seconds = sys.argv[1], float(sys.argv[2])
+generator, known = random.Random(name), [*fuzz_targets.seeds(name), *fuzz_targets.kept(name)]
+began, count = time.monotonic(), 0
+while count < len(known) or time.monotonic() < began + seconds:
+    data = bytearray(known[count] if count < len(known) else generator.choice(known))
+    for _ in range(generator.randint(1, 6) if count >= len(known) else 0):
+        at, end = sorted(generator.choices(range(len(data) + 1), k=2))
+        new = generator.choice((generator.choice(known)[:40], generator.randbytes(1), b'{"}[]:,\\\\u\\n\\xff'))
+        data[at : generator.choice((at, at + 1, end))] = new
+    fuzz_targets.TARGETS[name](bytes(data))
+    count += 1
+print(count)
 """
 
 
@@ -89,6 +111,17 @@ def run_tests(tally: Tally) -> None:
         )
 
 
+def run_mutants(tally: Tally) -> None:
+    """Give the C code inputs of the fuzzer with random changes; each input is a case."""
+    for name in ("jsonl", *fuzz_compiled.COMPILED):
+        command = [sys.executable, "-c", MUTANTS, name, str(SECONDS)]
+        done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, errors="replace")
+        for _ in range(int(done.stdout or 0)):
+            tally.case(f"a mutant of {name}")
+        if done.returncode or FINDING.search(done.stderr):
+            tally.case(f"mutants of {name}", f"exit code {done.returncode}: {done.stderr[-3000:]}")
+
+
 def run_shim(tally: Tally) -> None:
     """Count and disturb the operations of a run with a shim that has the sanitizers, too."""
     library = BUILD / "shim.so"
@@ -122,6 +155,7 @@ def main() -> None:
     build()
     check_that_errors_are_seen(tally)
     run_shim(tally)
+    run_mutants(tally)
     run_tests(tally)
     tally.end()
 

@@ -61,6 +61,13 @@ def draw(moment: Snapshot) -> list[str]:
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
 
 
+def test_the_documents_of_a_resumed_run_are_those_of_the_attempt() -> None:
+    """The share that is done includes earlier attempts, and the counts beside it do not."""
+    moment = make_moment([1.0], num_workers=1)
+    assert " docs in this attempt" not in moment.line()
+    assert " docs in this attempt" in msgspec.structs.replace(moment, resumed_bytes=10**10).line()
+
+
 @pytest.mark.parametrize("num_cores", [1, 12, 13, 16, 64, 65, 192])
 def test_every_core_is_shown_and_every_label_is_whole(num_cores: int) -> None:
     lines = draw(make_moment([1.0] * num_cores, num_workers=num_cores))

@@ -337,7 +337,7 @@ def test_a_loader_names_its_bottleneck(tmp_path: Path) -> None:
 def test_a_loader_that_waits_for_the_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = itertools.count(0, 1000)
     usage = lambda who: SimpleNamespace(ru_majflt=next(faults))  # noqa: E731
-    monkeypatch.setattr("tokenmill.loaders.base.resource.getrusage", usage)
+    monkeypatch.setattr("tokenmill.loaders._disk.resource.getrusage", usage)
     rows = tm.pack(tm.open(make_store(tmp_path, make_documents(200))), seq_len=16)
     for prefetch, todo in ((0, "pass prefetch=2"), (2, "move the store to a faster one")):
         loader = tm.Loader(rows, batch_size=2, prefetch=prefetch)
@@ -349,5 +349,5 @@ def test_a_loader_with_worker_processes_blames_them(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     store = make_store(tmp_path, make_documents(200))
     loader = tm.load(store, seq_len=16, batch_size=2, framework="torch", num_workers=2)
-    assert loader.bottleneck == "2 worker processes; pass num_workers=0"
+    assert loader.bottleneck == "2 worker processes; leave each a free core, or pass num_workers=0"
     assert tm.load(store, seq_len=16, batch_size=2, framework="torch").bottleneck.startswith("filling batches")

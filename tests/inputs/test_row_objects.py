@@ -92,6 +92,8 @@ REFUSED = {
     "input 5 .int. is no path; expected paths, or a Dataset, a DataFrame": 5,
     "input 7 .int. is no path": ["a.jsonl", 7],
     "may be texts or paths; pass a DataFrame with a column of texts, or a list of paths": pd.Series(["a", "b"]),
+    "input .* is no path; pass records as a list: .*, and columns as a DataFrame": {"text": ["a"]},
+    "input {'text': 'a'} .dict. is no path; pass records as a list": iter([{"text": "a"}]),
     "the dataset has no rows": pd.DataFrame({"text": []}),
     "the dataset has no column 'text'; it has 'a', 'b': pass text_key": [{"a": "x", "b": "y"}],
     "column 'text' of the dataset has type int64, and texts are strings": pd.DataFrame({"text": [1, 2]}),

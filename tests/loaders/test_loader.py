@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ import msgspec
 import numpy as np
 import pytest
 import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tokenmill as tm
 from tests.support.stores import collect, make_documents, make_store
@@ -225,21 +229,72 @@ def test_epochs_end_with_a_padded_batch(stores: list[Any]) -> None:
     last = batches[1][-1]
     assert (last.loss_mask[(last.targets == -100)] == 0).all()
     assert [len(row) for row in last.documents][-1] == (0 if padded else 1)
-    assert len(list(loaders[0])) == len(batches[0]), "a loader that has ended starts over"
+    assert len(list(loaders[0])) == len(batches[0]), "iterating again goes on with the next epochs"
 
 
-def test_after_the_last_batch_a_loader_starts_over_and_so_does_its_state(stores: list[Any]) -> None:
+@pytest.mark.parametrize("epochs", [1, 2, 0.3, 1.5])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_iterating_again_goes_on_with_the_next_epochs(stores: list[Any], epochs: float, drop_last: bool) -> None:
+    rows = DATASETS["small-shuffled"](stores)
+    settings: dict[str, Any] = {"epochs": epochs, "drop_last": drop_last}
+    loader = tm.Loader(rows, batch_size=7, **settings)
+    numbers, num_steps = [], 0
+    for number in range(3):
+        start, stop = (int(Fraction(str(epochs)) * n * len(rows)) for n in (number, number + 1))
+        batches = list(loader)
+        num_steps += len(batches)
+        assert len(batches) == len(loader) and loader.step == num_steps
+        count = (stop - start) // 7 * 7 if drop_last else stop - start
+        found = [x.tolist() for batch in batches for x in batch.inputs][:count]
+        assert found == [rows[row].tolist() for row in range(start, start + count)]
+        numbers.append((loader.state_dict(), start, stop))
+    for state, start, stop in numbers:
+        resumed = tm.Loader(rows, batch_size=7, **settings)
+        resumed.load_state_dict(state)
+        assert next(iter(resumed)).inputs[0].tolist() == rows[stop].tolist()
+        resumed.seek(start + 1)
+        assert next(iter(resumed)).inputs[0].tolist() == rows[start + 1].tolist()
+
+
+@given(numbers=st.lists(st.integers(0, 30), min_size=1, max_size=8), batch_size=st.integers(1, 50))
+def test_a_state_in_any_iteration_resumes_there(stores: list[Any], numbers: list[int], batch_size: int) -> None:
+    rows = DATASETS["small-shuffled"](stores)
+    settings: dict[str, Any] = {"batch_size": batch_size, "epochs": 0.7}
+    loader, resuming = tm.Loader(rows, **settings), tm.Loader(rows, **settings)
+    for count in numbers:
+        expected = fingerprint_of(list(itertools.islice(loader, count)))
+        assert fingerprint_of(list(itertools.islice(resuming, count))) == expected
+        state = json.loads(json.dumps(resuming.state_dict()))
+        assert state == loader.state_dict()
+        resuming = tm.Loader(rows, **settings)
+        resuming.load_state_dict(state)
+        assert resuming.step == loader.step
+
+
+def test_rows_that_end_come_again_and_the_loader_says_so(stores: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    sources = [(DATASETS["small-shuffled"](stores), 0.5), (DATASETS["concat"](stores), 0.5)]
+    rows = tm.mix(sources, seed=0, max_epochs=1, on_exhausted="stop")
+    assert rows.limit is not None
+    loader = tm.Loader(rows, batch_size=5)
+    batches = fingerprint_of(list(loader))
+    assert capsys.readouterr().err == ""
+    assert fingerprint_of(list(loader)) == batches
+    assert f"there are only {rows.limit:,} rows, so they come again, in the same order" in capsys.readouterr().err
+
+
+def test_after_the_last_batch_a_loader_goes_on_and_so_does_its_state(stores: list[Any]) -> None:
     rows = DATASETS["small-shuffled"](stores)
     loader = tm.Loader(rows, batch_size=7, epochs=1)
     batches = fingerprint_of(list(loader))
-    assert loader.state_dict()["next_row"] == len(rows)
+    state = loader.state_dict()
+    assert state["next_row"] == len(rows)
     for batch_size in (7, 3):
         resumed = tm.Loader(rows, batch_size=batch_size, epochs=1)
-        resumed.load_state_dict(loader.state_dict())
+        resumed.load_state_dict(state)
         assert len(list(resumed)) == len(resumed)
     assert [sum(1 for _ in zip(range(len(loader)), loader, strict=False)) for _ in range(3)] == [len(batches)] * 3
     longer = tm.Loader(rows, batch_size=1, epochs=2)
-    longer.load_state_dict(loader.state_dict())
+    longer.load_state_dict(state)
     assert next(iter(longer)).inputs[0].tolist() == rows[len(rows)].tolist(), "more epochs continue with the next one"
 
 
@@ -502,17 +557,17 @@ def test_a_state_may_have_numbers_of_numpy(stores: list[Any]) -> None:
     assert json.loads(json.dumps(loader.state_dict()))["next_row"] == 15
 
 
-def test_a_state_past_the_end_is_refused_and_one_at_the_end_starts_over(stores: list[Any]) -> None:
+def test_a_state_of_more_epochs_goes_on_there(stores: list[Any]) -> None:
     rows = DATASETS["small-shuffled"](stores)
     longer = tm.Loader(rows, batch_size=1, epochs=2)
     longer.seek(len(rows) + 1)
     shorter = tm.Loader(rows, batch_size=1, epochs=1)
-    both = f"row {len(rows) + 1} is past the end of this loader, which has {len(rows)} rows; pass more epochs"
-    with pytest.raises(UsageError, match=both):
+    for row in (len(rows) + 1, len(rows)):
+        longer.seek(row)
         shorter.load_state_dict(longer.state_dict())
-    longer.seek(len(rows))
-    shorter.load_state_dict(longer.state_dict())
-    assert next(iter(shorter)).inputs[0].tolist() == rows[0].tolist()
+        assert next(iter(shorter)).inputs[0].tolist() == rows[row].tolist()
+    with pytest.raises(UsageError, match=r"more than 100000 iterations of about \d+ rows away; pass more epochs"):
+        shorter.seek(10**9)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -530,7 +585,7 @@ def test_drop_last_leaves_out_the_batch_that_is_not_full(stores: list[Any], worl
         assert "drop_last" not in json.dumps(loader.state_dict())
         again = tm.Loader(rows, rank=rank, drop_last=True, **settings)
         again.load_state_dict(loader.state_dict())
-        assert len(list(again)) == count, "a state at the end starts over"
+        assert len(list(again)) in (count, count - 1, count + 1), "after a state at the end come the next epochs"
         whole.load_state_dict(loader.state_dict())
         assert len(list(whole)) == 1, "the rest is still there without drop_last"
 

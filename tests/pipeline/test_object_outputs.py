@@ -25,7 +25,7 @@ from tests.support.running import command, sentence, snapshot, tokenmill
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.pipeline.journal.attempts import AttemptInfo
 from tokenmill.pipeline.journal.mirror import scratch_directory
-from tokenmill.pipeline.workers import worker
+from tokenmill.pipeline.workers import attempt, worker
 from tokenmill.remote import split_url
 from tokenmill.tools.status import read_status
 from tokenmill.tools.verify import verify
@@ -167,7 +167,7 @@ def test_a_cluster_without_a_common_disk_makes_the_same_store(
     tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch, losses: dict[str, int]
 ) -> None:
     """A lost stream is resumed after its published tasks, which are listed in the bucket only."""
-    monkeypatch.setattr(worker, "FAR_NOTE_SECONDS", 0.0)
+    monkeypatch.setattr(attempt, "FAR_NOTE_SECONDS", 0.0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     corpus = make_corpus(tmp_path / "corpus")
     several = {"task_bytes": "12kB", "on_error": "skip", "keep_keys": ["id"], "workers": 8, "val_fraction": 0.1}

@@ -103,7 +103,7 @@ def arguments(path: Path, out: Path) -> list[str]:
     return ["tokenize", str(path), "-o", str(out), "--tokenizer", "bytes", "--task-bytes", str(TASK_BYTES)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
 @pytest.mark.parametrize("kind", ["plain", "stream"])
 def test_a_run_that_was_stopped_continues_and_repeats_nothing(
     number: signal.Signals,

@@ -145,9 +145,9 @@ def test_kept_values_are_text_none_or_compact_json() -> None:
 
 def test_kept_fields_may_surround_the_text() -> None:
     data = b'{"doc": {"text": "a", "id": 7}}\n{"doc": {"text": null}}\n{"doc": {"text": "b"}}'
-    read = read_bytes(data, text_key="doc.text", keep_keys=("doc.id", "doc"))
+    read = read_bytes(data, text_key="doc.text", keep_keys=("doc.id", "doc", "doc.text"))
     assert read.texts == ["a", "b"]
-    assert read.kept == [("7", '{"text":"a","id":7}'), (None, '{"text":"b"}')]
+    assert read.kept == [("7", '{"text":"a","id":7}', "a"), (None, '{"text":"b"}', "b")]
     assert [reason for *_, reason in read.rejects] == ["null-text"]
 
 

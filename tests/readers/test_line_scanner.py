@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from tests.support.reading import json_values
 from tokenmill.readers import _blocks
+from tokenmill.readers.base import ReadOptions
+from tokenmill.readers.jsonl import JsonlReader
 from tokenmill.text_batch import PackedTexts
 
 scanner = _blocks.line_scanner
@@ -28,10 +30,14 @@ STEP = 16
 
 
 def scan(
-    data: bytes, fields: tuple[tuple[bytes, ...], ...] = FIELDS, most_bytes: int = 1 << 40
+    data: bytes,
+    fields: tuple[tuple[bytes, ...], ...] = FIELDS,
+    most_bytes: int = 1 << 40,
+    most_line_bytes: int = 1 << 40,
 ) -> tuple[list[Any], list[Any]]:
     """Return for each text the number of its line, the text and its other fields; and the numbers of odd lines."""
-    texts, longest, leads, num_lines, documents, odd = scanner.scan_json(data, len(data), fields, most_bytes)
+    found_here = scanner.scan_json(data, len(data), fields, most_bytes, most_line_bytes)
+    texts, longest, leads, num_lines, documents, odd = found_here
     rows = np.frombuffer(documents, np.int64).reshape(-1, 2 * len(fields)).tolist()
     pieces = PackedTexts(texts, len(rows), longest).pieces
     assert max(map(len, pieces), default=0) == longest
@@ -180,6 +186,18 @@ def test_a_text_above_the_limit_is_left() -> None:
     data = dump({"text": "\u20ac" * 4}, ensure_ascii=False)
     assert len(scan(data, most_bytes=12)[0]) == 1
     assert scan(data, most_bytes=11) == ([], [0])
+    assert len(scan(b"\n" + data + b" \r\n", most_line_bytes=len(data) + 2)[0]) == 1
+    assert scan(b"\n" + data + b" \r\n", most_line_bytes=len(data) + 1) == ([], [1])
+
+
+@pytest.mark.parametrize("size", [67_536, 67_537])
+def test_a_line_is_too_long_with_the_scanner_and_without(size: int) -> None:
+    start, end = b'{"text": "a", "other": "', b'"}'
+    data = start + b"x" * (size - len(start) - len(end)) + end + b"\n" + dump({"text": "b"})
+    for packed in (True, False):
+        batch = JsonlReader(ReadOptions(max_document_bytes=1000, packed=packed)).decode(data, len(data), 0, 0)
+        assert list(batch.texts) == (["a", "b"] if size == 67_536 else ["b"]), packed
+        assert [reject.reason for reject in batch.rejects] == ([] if size == 67_536 else ["too-long"]), packed
 
 
 def test_fields_may_contain_each_other() -> None:
@@ -191,19 +209,19 @@ def test_fields_may_contain_each_other() -> None:
 
 def test_wrong_arguments_are_errors() -> None:
     for arguments in (
-        (b"", 1, FIELDS, 1),
-        (b"", -1, FIELDS, 1),
-        (b"", 0, (), 1),
-        (b"", 0, ((),), 1),
-        (b"", 0, ((b"a",),) * 33, 1),
-        (b"", 0, ((b"a",) * 65,), 1),
+        (b"", 1, FIELDS, 1, 1),
+        (b"", -1, FIELDS, 1, 1),
+        (b"", 0, (), 1, 1),
+        (b"", 0, ((),), 1, 1),
+        (b"", 0, ((b"a",),) * 33, 1, 1),
+        (b"", 0, ((b"a",) * 65,), 1, 1),
     ):
         with pytest.raises(ValueError, match="expected|more bytes"):
             scanner.scan_json(*arguments)
-    for arguments in ((b"", 0, (("text",),), 1), ("", 0, FIELDS, 1), (b"", 0, [b"text"], 1)):
+    for arguments in ((b"", 0, (("text",),), 1, 1), ("", 0, FIELDS, 1, 1), (b"", 0, [b"text"], 1, 1)):
         with pytest.raises((TypeError, ValueError)):
             scanner.scan_json(*arguments)
-    assert scanner.scan_json(b"", 0, FIELDS, 1) == (b"", 0, 0, 0, b"", b"")
+    assert scanner.scan_json(b"", 0, FIELDS, 1, 1) == (b"", 0, 0, 0, b"", b"")
 
 
 def plain(data: bytes, most_bytes: int = 1 << 40) -> tuple[list[tuple[int, str]], int] | None:

@@ -286,7 +286,7 @@ def test_steps_are_known_when_the_text_is_tokenized(corpus: Path, tiny_tokenizer
     with pytest.raises(tm.UsageError, match="count steps"):
         tm.mix([(loader.rows, 0.5), (loader.rows, 0.5)])
     assert len(hashes(loader)) == len(loader)
-    # After the last epoch it starts over.
+    # Iterating again goes on with the next epochs.
     assert len(hashes(loader)) == len(loader)
 
 

@@ -489,3 +489,25 @@ def test_strings_in_tools_and_roles_are_checked(tmp_path: Path, record: dict[str
     documents = store.split("train")
     # Tools may be the text of JSON, as TRL takes them.
     assert documents.document(0).tolist() == documents.document(1).tolist()
+
+
+def test_a_record_without_its_prompt_names_the_fields_that_it_has(chat_tokenizer: Path, tmp_path: Path) -> None:
+    records = [{"question": "a", "response": "b", "id": 3}, {"prompt": "c", "response": "d", "id": 4}]
+    path = write_records(tmp_path / "a.jsonl", records)
+    flags = {"tokenizer": str(chat_tokenizer), "prompt_key": "prompt", "response_key": "response"}
+    said = "a.jsonl line 1: no field 'prompt', or it is null; the record has 'question', 'response', 'id'"
+    with pytest.raises(DataError, match=said):
+        tokenize_here(path, tmp_path / "failed", **flags)
+    store = tokenize_here(path, tmp_path / "store", on_error="skip", **flags)
+    assert store.num_documents == 1 and store.manifest.rejects == {"missing-field": 1}
+
+
+@pytest.mark.parametrize("special_tokens", [None, "as-text", "parse"])
+def test_special_tokens_of_a_template_that_a_library_reads_as_text_are_refused_once(
+    tmp_path: Path, special_tokens: str | None
+) -> None:
+    """Neither value of --special-tokens would help, so the sentence names none."""
+    path = write_records(tmp_path / "a.jsonl", [{"prompt": "a", "response": "b"}])
+    flags = {"prompt_key": "prompt", "response_key": "response", "template": "{prompt}<eos>{response}"}
+    with pytest.raises(UsageError, match="the template writes special tokens, and bytes reads their strings as text"):
+        tokenize_here(path, tmp_path / "out", tokenizer="bytes", special_tokens=special_tokens, **flags)

@@ -13,6 +13,7 @@ from tokenmill.errors import UsageError
 from tokenmill.supervision._attributed import Attributed, Source, attribute, concat, join, parts_of
 from tokenmill.supervision.chat import ChatTemplate
 from tokenmill.supervision.options import Supervision, parse_choices
+from tokenmill.supervision.record_messages import clean_messages
 from tokenmill.text_batch import Refusal
 
 TOKENS = [*SPECIALS, "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>", "<eos>", "<|reply|>", "<think>", "</think>"]
@@ -58,6 +59,53 @@ TOOLS_INSIDE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 """The answers of tools are written inside the assistant's message."""
+BY_NUMBER = (
+    "{% for i in range(messages | length) %}{% set m = messages[i] %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}"
+    "{% if i and messages[i - 1].role == 'tool' %} {% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+"""The loop goes through numbers, and takes each message by its number."""
+LAST_APART = (
+    "{% set ns = namespace(last='') %}{% if messages[-1].role == 'assistant' %}{% set ns.last = messages[-1].content %}"
+    "{% set messages = messages[:-1] %}{% endif %}"
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|><think>' }}{% elif ns.last %}"
+    "{{ '<|assistant|><think>' + ns.last + '<|end|>' }}{% endif %}"
+)
+"""The last answer is written after the loop."""
+NAMES_AGAIN = (
+    "{% macro name_of(id) %}{% for m in messages %}{% for call in m.tool_calls %}{% if call.id == id %}"
+    "{{ call.name }}{% endif %}{% endfor %}{% endfor %}{% endmacro %}"
+    "{% for m in messages %}{{ '<|' + m.role + '|>' }}{% if m.role == 'tool' %}{{ name_of(m.tool_call_id) + ': ' }}"
+    "{% endif %}{% for call in m.tool_calls %}{{ '<call>' + call.name + '</call>' }}{% endfor %}"
+    "{{ m.content + '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+"""The result of a tool has the name of the call, for which a loop goes through all messages again."""
+THINKS_LATE = TOOLS_INSIDE.replace(
+    "{% for call in m.tool_calls %}{{ '<call>'",
+    "{% if m.reasoning_content and messages[-1].role != 'user' and messages[-2].role != 'user' %}"
+    "{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}{% for call in m.tool_calls %}{{ '<call>'",
+)
+"""Reasoning is left out after a later message of the user."""
+ENDS_WHAT_IS_THERE = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' }}{% if m.reasoning_content %}{{ m.reasoning_content }}{% endif %}"
+    "{% if m.content %}{{ m.content + '<eos>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+"""Only a content is ended by a token."""
+BEGINS_PROMPT = (
+    "{% for m in messages %}{{ '<|' + m.role + '|><|reply|>' + m.content + '<|end|>' }}{% endfor %}{{ '<|assistant|>' }}"
+    "{% if add_generation_prompt %}{{ '<|reply|>' }}{% endif %}"
+)
+"""The generation prompt is begun even if no one asks for it."""
+CLOSES_LATE = (
+    "{% set ns = namespace(open=false) %}{% for m in messages %}{% if m.role == 'tool' %}{{ '[' + m.content }}"
+    "{% set ns.open = true %}{% else %}{% if ns.open %}{{ ']' }}{% set ns.open = false %}{% endif %}"
+    "{{ '<|user|>' if m.role == 'user' else '' }}{{ m.content }}{% for call in m.tool_calls %}"
+    "{{ '<call>' + call.name + '</call>' }}{% endfor %}{{ '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if ns.open %}{{ ']' }}{% endif %}"
+)
+"""What a tool says is closed by the next message, or by the generation prompt."""
 CALLING = {"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}
 ANSWERED: dict[str, Any] = {"role": "tool", "content": "3"}
 
@@ -101,6 +149,17 @@ def test_a_generation_prompt_inside_the_loop_is_left_out() -> None:
     assert trained(PROMPT_IN_LOOP, talk("a", "b", "c", "d")) == [("b<eos>", True), ("d<eos>", True)]
 
 
+def test_a_prompt_that_is_begun_unasked_is_left_out() -> None:
+    ends = [("b<|end|>", True), ("d<|end|>", True)]
+    assert trained(BEGINS_PROMPT, talk("a", "b", "c", "d")) == ends
+    assert trained(BEGINS_PROMPT, talk("a", "b")) == ends[:1]
+
+
+def test_a_prompt_that_depends_on_the_messages_is_not_taken_from_others() -> None:
+    messages = [*talk("3?"), CALLING, ANSWERED, *talk("", "Three.")[1:]]
+    assert trained(CLOSES_LATE, messages) == [("<call>add</call><|end|>", True), ("Three.<|end|>", True)]
+
+
 def test_a_turn_starts_where_it_leaves_the_generation_prompt() -> None:
     reasoned = [*talk("a"), {"role": "assistant", "content": "b", "reasoning_content": "r"}]
     assert trained(PROMPT_THINKS, reasoned) == [("r\n</think>\nb<|im_end|>", True)]
@@ -121,6 +180,72 @@ def test_answers_of_tools_inside_a_turn_are_not_trained_on() -> None:
     empty = [*talk("1 + 2?"), CALLING, {**ANSWERED, "content": ""}, final]
     assert trained(TOOLS_INSIDE, empty)[0] == ("<call>add</call><|reply|>", True)
     assert trained(TOOLS_INSIDE, silent[:2]) == [("<call>add</call><|reply|>", True)]
+
+
+def test_loops_over_numbers_and_answers_after_the_loop_have_turns() -> None:
+    assert trained(BY_NUMBER, talk("Hi", "Hello", "Bye", "See you")) == [
+        ("Hello<|end|>", True),
+        ("See you<|end|>", True),
+    ]
+    assert trained(LAST_APART, talk("Hi", "Hello", "Bye", "See you")) == [
+        ("Hello<|end|>", True),
+        ("See you<|end|>", True),
+    ]
+    assert trained(LAST_APART, talk("Hi", "Hello", "Bye")) == [("Hello<|end|>", True)]
+
+
+def test_a_message_that_an_inner_loop_looks_up_has_one_place() -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "id": "1"}]}
+    messages = [*talk("3?"), call, {**ANSWERED, "tool_call_id": "1"}, *talk("", "Three.")[1:]]
+    assert trained(NAMES_AGAIN, messages) == [("<call>add</call><|end|>", True), ("Three.<|end|>", True)]
+
+
+def test_calls_are_trained_on_when_their_reasoning_is_dropped_later() -> None:
+    calling = {**CALLING, "reasoning_content": "I add."}
+    once = [*talk("3?"), calling, ANSWERED, *talk("", "Three.")[1:]]
+    assert trained(THINKS_LATE, once)[0] == ("<think>I add.</think><call>add</call><|reply|>", True)
+    assert trained(THINKS_LATE, [*once, *talk("Thanks", "Bye")]) == [
+        ("<call>add</call><|reply|>", True),
+        ("Three.<|end|>", True),
+        ("Bye<|end|>", True),
+    ]
+    empty = [*talk("3?"), CALLING, {**ANSWERED, "content": ""}, *talk("", "Three.")[1:]]
+    assert trained(THINKS_LATE, empty)[0] == ("<call>add</call><|reply|>", True)
+
+
+def test_a_template_that_forgets_its_end_does_not_teach_the_header_of_the_user() -> None:
+    messages = [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "", "reasoning_content": "Four."},
+    ]
+    assert trained(ENDS_WHAT_IS_THERE, [*messages, *talk("Hi", "Hello")]) == [("Four.", False), ("Hello<eos>", True)]
+
+
+def test_a_template_that_gathers_its_text_has_no_known_turns() -> None:
+    gathers = (
+        "{% set ns = namespace(out='') %}{% for m in messages %}{% set ns.out = ns.out ~ m.role ~ ':' ~ m.content %}"
+        "{% endfor %}{{ ns.out }}"
+    )
+    assert "outside of a loop over the messages" in refused(gathers, talk("Hi", "Hello", "Bye", "See you"))
+
+
+def test_a_null_is_a_missing_field_as_in_transformers() -> None:
+    calling = {**CALLING, "content": None, "name": None}
+    cleaned = clean_messages([*talk("3?"), calling])
+    assert not isinstance(cleaned, Refusal)
+    assert cleaned[1] == {key: value for key, value in CALLING.items() if key != "content"}
+    asks = "{% for m in messages %}{{ m.role + (m.content if m.content is defined else '-') + '<|end|>' }}{% endfor %}"
+    applied = chat(asks).render_text(cleaned, prompt=False)
+    assert applied == "user3?<|end|>assistant-<|end|>"
+    assert "has no attribute 'content'" in refused(CHATML, cleaned)
+    assert not chat(asks).needs_content
+    assert not chat(
+        CHATML.replace("message['content']", "(message['content'] if message['role'] == 'user' else '')")
+    ).needs_content
+    assert chat(NEXT_HEADER.replace("call.name", "call.function.name")).needs_content
+    filled = clean_messages([*talk("3?"), calling, {"role": "assistant", "content": None}], fills_content=True)
+    assert not isinstance(filled, Refusal)
+    assert [message.get("content") for message in filled] == ["3?", "", None]
 
 
 def test_a_template_that_drops_what_the_assistant_says_is_refused() -> None:

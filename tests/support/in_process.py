@@ -19,7 +19,7 @@ def tokenmill_here(
     """As `tests.support.running.tokenmill`, without the start-up of a process."""
     argv = ["tokenmill", *map(str, arguments)]
     output, errors = io.StringIO(), io.StringIO()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     before = Path.cwd()
     os.chdir(cwd or before)
     try:

@@ -196,3 +196,27 @@ def test_two_percent_of_real_corpora_estimate_tokens_within_five_percent(
     truth = count_tokens(path, spec)
     assert abs(found.tokens.value / truth - 1) < 0.05
     assert found.tokens.low <= truth <= found.tokens.high
+
+
+def test_some_of_many_compressed_files_stand_for_all(
+    tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first bytes of each would be decompressed for nothing, and count as text that was not read."""
+    num_bytes = 0
+    for number in range(12):
+        write_jsonl(tmp_path / "a.jsonl", make_texts(1500 + 100 * number, seed=number))
+        data = (tmp_path / "a.jsonl").read_bytes()
+        num_bytes += len(data)
+        (tmp_path / f"{number:02}.jsonl.zst").write_bytes(zstandard.compress(data))
+    (tmp_path / "a.jsonl").unlink()
+    monkeypatch.setattr(surveying, "READ_ALL_BYTES", num_bytes // 2)
+    found = estimate_of(tmp_path, tiny_tokenizer)
+    store = tm.tokenize(tmp_path, tmp_path / "out", tokenizer=str(tiny_tokenizer))
+    check(found, store)
+    assert found.notes[0].endswith("of 12 compressed inputs were read; the others may differ")
+
+
+def test_a_text_that_is_shorter_than_a_snippet_is_counted(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one two three\n")
+    found = estimate_of(tmp_path / "a.txt", tiny_tokenizer)
+    assert found.tokens.value == tm.tokenize(tmp_path / "a.txt", tmp_path / "out", tokenizer=tiny_tokenizer).num_tokens

@@ -93,7 +93,7 @@ def test_a_finished_store_shows_how_its_run_went(tiny_store: Path) -> None:
     shown = draw(tiny_store)
     assert "finished" in shown
     assert "300 documents" in shown
-    assert re.search(r"\d [kM]?B/s, .*; start-up \d+\.\d s", shown)
+    assert re.search(r"\d [kM]?B/s of text, .*; start-up \d+\.\d s", shown)
     assert f"tokenmill inspect {tiny_store}" in shown.replace("\n", "")
 
 
@@ -111,7 +111,7 @@ def test_a_running_store_shows_how_far_it_is(tmp_path: Path) -> None:
     assert "running" in shown
     assert "4242" in shown
     assert "43.0% of 1.00 GB, 00:14 left" in shown
-    assert "40 MB/s" in shown
+    assert "40 MB/s of text" in shown
     assert "9.9M tokens/s, mostly encode" in shown
     assert "12,345 documents, 98,765,432 tokens, 7 rejects" in shown
     assert "612 MB now, 700 MB at most, of 4.00 GB" in shown

@@ -119,3 +119,12 @@ def test_the_command_line_names_inputs_and_kept_fields(tmp_path: Path, tiny_toke
     wrong = tokenmill_here("trace", store, *flags)
     assert wrong.returncode == 2
     assert "either --step N" in wrong.stderr
+
+
+def test_the_documents_of_a_step_fit_the_lines_of_a_terminal(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", make_texts(3000, seed=2))
+    tokenize_here(corpus, tmp_path / "store", tokenizer=str(tiny_tokenizer))
+    flags = ["--seq-len", "2048", "--batch-size", "4"]
+    shown = tokenmill_here("trace", tmp_path / "store", "--step", "3", *flags, env={"COLUMNS": "80"}).stdout
+    lines = [line for line in shown.splitlines() if "corpus.jsonl, position " in line]
+    assert lines and all(line.rstrip()[-1].isdigit() for line in lines)

@@ -33,6 +33,15 @@ def open_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 (open until the end)
+    _move_messages()
+
+
+def _move_messages() -> None:
+    """Print messages to a copy of descriptor 2, which is redirected while a tokenizer library runs in any thread."""
+    usual = sys.__stderr__
+    if usual is not None and sys.stderr is usual and usual.fileno() == 2:
+        usual.flush()
+        sys.stderr = open(os.dup(2), "w", 1, usual.encoding, usual.errors, closefd=False)  # noqa: SIM115
 
 
 def fail(message: str, code: int = 1) -> NoReturn:

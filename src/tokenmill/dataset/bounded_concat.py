@@ -30,6 +30,7 @@ class BoundedConcatRows(PackedRows):
         super().__init__(documents, seq_len, max_documents=max_documents)
         self._most = max_documents
         self._cuts = ConcatRows(documents, seq_len)
+        self._cuts.part_of = self
         full = [(cuts, -(-counts // max_documents)) for cuts, counts in self._count_documents()]
         odd, counts = (np.concatenate(some) for some in zip(*full, strict=True))
         self._rows = UnevenRows(self._cuts.num_rows, odd, counts)

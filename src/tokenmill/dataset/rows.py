@@ -43,6 +43,7 @@ __all__ = [
     "join_segments",
     "refuse_special",
     "row_number",
+    "unique_leaves",
 ]
 
 
@@ -186,6 +187,11 @@ class Rows(ABC):
         """Return the packings of the tree, in order."""
         return [leaf for _, part in self.parts() for leaf in part.leaves()]
 
+    @property
+    def sources(self) -> list[str]:
+        """The names of the stores that rows come from, in the order of the tree; batches number them."""
+        return [name for leaf in unique_leaves(self) for name, _ in leaf.documents.sources]
+
     @abstractmethod
     def where(self, leaf: PackedRows, row: int, stop: int) -> list[int]:
         """Return all numbers below `stop` that a row of a packing has here, in order."""
@@ -234,6 +240,8 @@ class PackedRows(Rows):
     method: str
     has_lookahead: bool
     """Whether the span of a row has one token more than the row, the last target."""
+    part_of: PackedRows | None = None
+    """The packing of the tree that resolves some of its rows to rows of this one."""
 
     def __init__(
         self, documents: Documents, seq_len: int, *, max_documents: int | None = None, align: int = 1, **settings: Any
@@ -319,6 +327,11 @@ class PackedRows(Rows):
 def aligned(lengths: Integers, align: int) -> Integers:
     """Round lengths up to multiples."""
     return lengths if align == 1 else -(-lengths // align) * align
+
+
+def unique_leaves(rows: Rows) -> list[PackedRows]:
+    """Return the packings of a tree, one that occurs in several places only once."""
+    return list({id(leaf): leaf for leaf in rows.leaves()}.values())
 
 
 def row_number(index: Any, num_rows: int | None = None) -> int:

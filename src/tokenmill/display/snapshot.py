@@ -95,12 +95,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         """Progress and speed in one line of less than 80 columns."""
         eta = "--:--" if self.eta_seconds is None else format_seconds(self.eta_seconds)
+        since = " in this attempt" if self.resumed_bytes else ""
         parts = [
             f"{100 * self.fraction:5.1f}%",
             f"ETA {eta}",
             f"{format_bytes(self.text_rate)}/s",
             f"{format_count(self.token_rate)} tok/s",
-            f"{format_count(self.num_documents)} {'doc' if self.num_documents == 1 else 'docs'}",
+            f"{format_count(self.num_documents)} {'doc' if self.num_documents == 1 else 'docs'}{since}",
         ]
         if self.num_rejects:
             parts.append(plural(self.num_rejects, "reject"))

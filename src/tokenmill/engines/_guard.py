@@ -3,11 +3,15 @@
 A panic of a Rust library prints lines to descriptor 2 and raises a `BaseException`; SentencePiece prints there as well.
 So descriptor 2 is redirected during each call of a library. If the call fails, the output is dropped, because the
 sentence contains it; otherwise it is written out afterwards.
+
+What other threads print meanwhile must not be held back or dropped with it. So a thread beside the main one redirects
+nothing, unless the program prints to a descriptor of its own, as the command line does.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -68,6 +72,8 @@ class _Redirection:
         """Use another lock and file than the parent process."""
         if self._depth and self._saved >= 0:
             os.dup2(self._saved, 2)
+        if self._file is not None:
+            self._file.close()
         self._lock, self._depth, self._file = threading.Lock(), 0, None
 
 
@@ -77,7 +83,9 @@ _redirection = _Redirection()
 @contextmanager
 def guarded(file: str, what: str = "cannot be loaded") -> Iterator[None]:
     """Run a block that calls a library; turn any exception into a `DataError` about the tokenizer in `file`."""
-    _redirection.enter()
+    is_redirected = _may_redirect()
+    if is_redirected:
+        _redirection.enter()
     has_failed = True
     try:
         yield
@@ -91,4 +99,16 @@ def guarded(file: str, what: str = "cannot be loaded") -> Iterator[None]:
         kind = DataError if isinstance(error, Exception) else PanicError
         raise kind(file, f"{what}: {shorten(reason)}") from None
     finally:
-        _redirection.leave(drop=has_failed)
+        if is_redirected:
+            _redirection.leave(drop=has_failed)
+
+
+def _may_redirect() -> bool:
+    """Whether nothing but a library writes to descriptor 2 now."""
+    if threading.current_thread() is threading.main_thread():
+        return True
+    try:
+        return sys.stderr.fileno() != 2
+    except (AttributeError, OSError, ValueError):
+        # A notebook or a test has replaced it, and may use the descriptor in its own way.
+        return False

@@ -25,6 +25,8 @@ Config = Mapping[str, Any]
 SPACE, UNKNOWN = 1, 0
 _WHITE = tuple(map(chr, SPACES))
 _RUNS = {"Regex": " {2,}"}
+LARGEST_SCORE = 10_000
+"""The scores of trained models are above -20. Sums of larger ones could round by more than the `TIE` of `unigram.c`."""
 
 
 class UnigramWords:
@@ -36,6 +38,8 @@ class UnigramWords:
         edges = np.cumsum([0, *map(len, spelled)], dtype=np.int64)
         scores = np.array([score for _, score in vocab], np.float64)
         joins = drops_spaces or any(step.get("pattern") == _RUNS for step in _normalizers(config))
+        if not (np.abs(scores) <= LARGEST_SCORE).all():
+            raise ValueError("scores are too large")
         unknown = config["model"].get("unk_id")
         table = _tabulate(cuts, drops_spaces)
         self._model = Unigram(
@@ -72,7 +76,7 @@ def open_unigram(config: Config, cuts: Cuts, *, parse_special: bool) -> UnigramW
     try:
         return UnigramWords(config, cuts, drops_spaces=bool(before))
     except ValueError:
-        # It has an empty piece or one that is there twice.
+        # It has an empty piece, one that is there twice, or a score that is too large.
         return None
 
 

@@ -85,8 +85,12 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         """The Jinja source that renders conversations, from its own file or from `tokenizer_config.json`."""
         if "chat_template.jinja" in self.files:
-            return self.files["chat_template.jinja"].decode("utf-8", "replace")
-        found = _side_settings(self.files).get("chat_template")
+            try:
+                return self.files["chat_template.jinja"].decode()
+            except UnicodeDecodeError as error:
+                path = str(Path(self.shown).with_name("chat_template.jinja"))
+                raise DataError(path, f"is not UTF-8 at byte {error.start}; save it as UTF-8") from None
+        found = _side_settings(self.files, self.shown).get("chat_template")
         if isinstance(found, list):
             named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
             found = named.get("default")
@@ -101,7 +105,7 @@ class Tokenizer:
     @property
     def named_tokens(self) -> dict[str, str]:
         """The special tokens by the names that templates use, such as `bos_token`."""
-        settings = _side_settings(self.files).items()
+        settings = _side_settings(self.files, self.shown).items()
         return {name: value for name, value in settings if name.endswith("_token") and isinstance(value, str)}
 
     def save(self, folder: Path) -> None:
@@ -169,6 +173,8 @@ def load_tokenizer(spec: str) -> Tokenizer:
         return open_tokenizer(path, name=path.resolve().name)
     if path.is_file():
         return _from_file(path)
+    if path.exists():
+        raise UsageError(f"--tokenizer {spec} is not a regular file; pass a file or a directory")
     if path.suffix in {".json", ".model", ".tiktoken"} or spec.startswith((".", "/", "~")):
         raise UsageError(f"--tokenizer {spec}: no such file or directory")
     return open_tokenizer(_download(spec), name=spec)
@@ -220,7 +226,7 @@ def _from_file(path: Path, name: str | None = None) -> Tokenizer:
     files = {path.name: _read(path)}
     for side in SIDE_FILES:
         beside = path.parent / side
-        if beside.is_file() and side != path.name:
+        if beside.exists() and side != path.name:
             files[side] = _read(beside)
     name = name or (path.parent.name if path.name in {"tokenizer.json", "tokenizer.model"} else path.stem) or path.stem
     is_ranks = path.suffix == ".model" and RANKS.match(files[path.name]) is not None
@@ -265,7 +271,7 @@ def _from_huggingface(name: str, path: Path, files: dict[str, bytes]) -> Tokeniz
     vocab_size = 1 + max(max(numbered.values(), default=-1), max((t["id"] for t in added), default=-1))
     specials = {t["content"]: t["id"] for t in added if t.get("special")}
     lookup = {**numbered, **{t["content"]: t["id"] for t in added}}
-    side = _side_settings(files)
+    side = _side_settings(files, str(path))
     leading, trailing = _post_processor_tokens(config.get("post_processor"))
     check_sequence(str(path), [*leading, *trailing], lookup)
     bos = _first_known([side.get("bos_token"), *(token for token, _ in leading)], lookup)
@@ -290,7 +296,7 @@ def _from_sentencepiece(name: str, path: Path, files: dict[str, bytes]) -> Token
         raise DataError(shown, f"has a piece that is not UTF-8: {error.object!r}") from None
     specials = {piece: i for i, piece in enumerate(pieces) if processor.is_control(i)}
     bos, eos = (i if i >= 0 else None for i in (int(processor.bos_id()), int(processor.eos_id())))
-    adds_bos = _side_settings(files).get("add_bos_token") is True and bos is not None
+    adds_bos = _side_settings(files, shown).get("add_bos_token") is True and bos is not None
     try_encoding(shown, lambda texts: TokenBatch.from_lists(processor.encode(texts, num_threads=1)), size)
     files = {"tokenizer.model" if key == main_file else key: data for key, data in files.items()}
     return Tokenizer(name, "sentencepiece", "tokenizer.model", files, size, specials, bos, eos, adds_bos, path)
@@ -307,12 +313,13 @@ def _open_sentencepiece(model: bytes, file: str) -> Any:
     return processor
 
 
-def _side_settings(files: Mapping[str, bytes]) -> dict[str, Any]:
+def _side_settings(files: Mapping[str, bytes], main_path: str) -> dict[str, Any]:
     """Merge `special_tokens_map.json` and `tokenizer_config.json`, which wins, with tokens as strings."""
     merged: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if name in files:
-            merged.update({k: v for k, v in _parse_json(name, files[name]).items() if v is not None})
+            path = str(Path(main_path).with_name(name))
+            merged.update({k: v for k, v in _parse_json(path, files[name]).items() if v is not None})
     for key, value in merged.items():
         if key.endswith("_token") and isinstance(value, dict):
             merged[key] = value.get("content")

@@ -12,7 +12,7 @@
 /* Longer words are left to the library. */
 #define LONGEST 256
 #define NO_PIECE UINT32_MAX
-/* Far more than the rounding errors of any word, whose score is above -100,000. */
+/* More than the rounding errors of any word: 257 pieces whose scores are at most 10,000. */
 #define TIE 1e-6
 /* What the table of characters has for white space, and for characters that are left to the library. */
 #define SPACE 1

@@ -175,6 +175,10 @@ static int cut(Words *self, Call *call, const uint8_t *data, size_t size)
         unsigned byte = data[i], here = byte;
         size_t width = 1;
         if (byte == MARK) {
+            if (i == start || data[i - 1] != '"' || i + 1 == size || data[i + 1] != '"') {
+                PyErr_SetString(PyExc_ValueError, "the texts are not packed");
+                return 0;
+            }
             if (!end_text(self, call, data + start, i - 1 - start))
                 return 0;
             i += 2;
@@ -204,6 +208,8 @@ static int cut(Words *self, Call *call, const uint8_t *data, size_t size)
 /* Let the library encode texts: a function from a list of strings to two buffers, ids and where those of each begin. */
 static int encode_texts(PyObject *encode, PyObject *texts, Py_buffer *ids, Py_buffer *edges)
 {
+    /* The function may do with the list what it likes. */
+    Py_ssize_t count = PyList_GET_SIZE(texts);
     PyObject *result = PyObject_CallOneArg(encode, texts), *first, *second;
     if (!result)
         return 0;
@@ -216,7 +222,6 @@ static int encode_texts(PyObject *encode, PyObject *texts, Py_buffer *ids, Py_bu
     Py_DECREF(result);
     if (!is_good)
         return 0;
-    Py_ssize_t count = PyList_GET_SIZE(texts);
     const int64_t *edge = edges->buf;
     is_good = ids->itemsize == 4 && edges->itemsize == 8 && edges->len == (count + 1) * 8 && edge[0] == 0 &&
               edge[count] == ids->len / 4;
@@ -270,11 +275,13 @@ static int encode_missing(Words *self, Call *call, PyObject *encode)
     return is_good;
 }
 
-static const Word *find(const Words *self, const Call *call, size_t i, const uint32_t **several)
+/* Find a word and its ids. */
+static const Word *find(const Words *self, const Call *call, size_t i, const uint32_t **ids)
 {
     int32_t number = ((const int32_t *)call->numbers.data)[i];
     const Word *word = number < 0 ? (const Word *)call->loose.data + (-1 - number) : word_at(self, (size_t)number);
-    *several = (const uint32_t *)(number < 0 ? call->loose_ids.data : self->ids.data) + word->ids;
+    const Heap *heap = number < 0 ? &call->loose_ids : &self->ids;
+    *ids = word->num_ids > 1 ? (const uint32_t *)heap->data + word->ids : &word->ids;
     return word;
 }
 
@@ -283,9 +290,9 @@ static PyObject *collect(const Words *self, const Call *call, int itemsize)
 {
     size_t count = call->numbers.size / sizeof(int32_t), num_texts = call->ends.size / sizeof(size_t), num_ids = 0;
     const size_t *ends = (const size_t *)call->ends.data;
-    const uint32_t *several;
+    const uint32_t *from;
     for (size_t i = 0; i < count; i++)
-        num_ids += find(self, call, i, &several)->num_ids;
+        num_ids += find(self, call, i, &from)->num_ids;
     PyObject *ids = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)num_ids * itemsize);
     PyObject *edges = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(num_texts + 1) * 8);
     if (!ids || !edges) {
@@ -299,14 +306,12 @@ static PyObject *collect(const Words *self, const Call *call, int itemsize)
     edge[0] = 0;
     for (size_t text = 0; text < num_texts; text++) {
         for (; i < ends[text]; i++) {
-            const Word *word = find(self, call, i, &several);
-            if (word->num_ids == 1)
-                several = &word->ids;
+            const Word *word = find(self, call, i, &from);
             for (uint32_t k = 0; k < word->num_ids; k++, at++) {
                 if (itemsize == 2)
-                    ((uint16_t *)to)[at] = (uint16_t)several[k];
+                    ((uint16_t *)to)[at] = (uint16_t)from[k];
                 else
-                    ((uint32_t *)to)[at] = several[k];
+                    ((uint32_t *)to)[at] = from[k];
             }
         }
         edge[text + 1] = (int64_t)at;

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import queue
 import signal
 import socket
 import sys
@@ -78,6 +79,8 @@ class RayExecutor:
         self._ray: Any = None
         self._is_ours = False
         self._calls: dict[Any, Call] = {}
+        self._ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """Calls that have ended, as Ray reports them. `ray.wait` would look at every running call for each one."""
         self._attempts: dict[str, _Attempts] = {}
         self._mailbox: Any = None
         self._taken = 0.0
@@ -136,17 +139,19 @@ class RayExecutor:
             self._mailbox, call.name, call.target, context, call.payload, warmings
         )
         self._calls[ref] = call
+        ended = self._ended
+        ref.future().add_done_callback(lambda _: ended.put(ref))
         self._attempts[call.name] = _Attempts(call)
 
     def wait(self, timeout: float) -> list[CallEvent]:
         """Return what has happened; notes come before answers, so that a call starts before it ends."""
-        refs = list(self._calls)
         ready: list[Any] = []
         events: list[CallEvent] = []
         try:
-            if refs:
-                self._ray.wait(refs, timeout=timeout, fetch_local=False)
-                ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+            with suppress(queue.Empty):
+                ready.append(self._ended.get(timeout=timeout))
+                while True:
+                    ready.append(self._ended.get_nowait())
             if ready or time.monotonic() - self._taken > TAKE_SECONDS:
                 events += self._take_notes()
             return events + [self._end(ref) for ref in ready if ref in self._calls]
@@ -171,6 +176,7 @@ class RayExecutor:
                 ray.wait(refs, num_returns=len(refs), timeout=CLOSE_SECONDS, fetch_local=False)
             ray.kill(self._mailbox)
         self._calls, self._attempts, self._contexts, self._mailbox = {}, {}, {}, None
+        self._ended = queue.SimpleQueue()
         if self._is_ours:
             ray.shutdown()
         self._is_ours = False

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.filling.fill import IGNORED, Chunk
+from tokenmill.filling.fill import Chunk
 from tokenmill.store.documents import Documents
 
 __all__ = ["Batch", "NumpyBatch"]
@@ -25,7 +25,7 @@ Tensor = TypeVar("Tensor")
 class Batch(msgspec.Struct, Generic[Tensor], eq=False):
     """Rows of one step: unpacks as `inputs, targets`, both of shape (batch_size, seq_len).
 
-    A target of -100 has no loss. Arrays are those of the framework that the loader was made for.
+    A target of `ignore_index`, by default -100, has no loss. Arrays are those of the framework of the loader.
     """
 
     inputs: Tensor
@@ -76,9 +76,14 @@ class Batch(msgspec.Struct, Generic[Tensor], eq=False):
         return self._chunk.is_masked
 
     @property
+    def ignore_index(self) -> int:
+        """The target of tokens without a loss."""
+        return self._chunk.ignored
+
+    @property
     def loss_mask(self) -> Tensor:
         """1.0 where a token has a target with a loss, otherwise 0.0."""
-        return self._wrap((self._chunk.targets[self._number] != IGNORED).astype(np.float32))
+        return self._wrap((self._chunk.targets[self._number] != self._chunk.ignored).astype(np.float32))
 
     @property
     def loss_weights(self) -> Tensor:
@@ -145,6 +150,24 @@ class Batch(msgspec.Struct, Generic[Tensor], eq=False):
         """For each row: document number, start in the row and length of every document in it."""
         rows = range(self._first_row, self._first_row + self._chunk.batch_size)
         return [self._chunk.cover.documents_of(row) for row in rows]
+
+    @property
+    def sources(self) -> Tensor:
+        """The number of the store that each row comes from, as in `loader.rows.sources`; int64, of shape (batch_size,).
+
+        It is -1 for blank rows, and for rows with documents of several stores that were opened as one.
+        """
+        return self._wrap(self._chunk.sources[self._first_row : self._first_row + self._chunk.batch_size])
+
+    @property
+    def token_sources(self) -> Tensor:
+        """The number of the store that each token comes from, -1 for padding; int32."""
+        return self._wrap(self._chunk.token_sources[self._number])
+
+    @property
+    def num_masked(self) -> dict[str, int]:
+        """What `token_masks` left out of the loss in this batch: `repetition_rows` and `goldfish_targets`."""
+        return self._chunk.num_masked(self._number)
 
     @property
     def _first_row(self) -> int:

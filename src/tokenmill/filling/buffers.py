@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BufferPool"]
+__all__ = ["BufferPool", "Lease"]
 
 MOST_FREE = 4
 HUGE_PAGE = 1 << 21
@@ -46,7 +46,7 @@ class BufferPool:
                 memory = None
         if described.get("shape") != shape:
             described = {**described, "shape": shape}
-        return np.asarray(_Lease(self._free, (memory, described)))
+        return np.asarray(Lease(self._free, (memory, described)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.dtype,)  # memory stays in its process
@@ -60,12 +60,15 @@ class BufferPool:
         return raw[first : first + num_bytes].view(self.dtype)
 
 
-class _Lease:
-    """Memory on loan: numpy keeps this object for as long as an array of it lives."""
+class Lease:
+    """Memory on loan: numpy keeps this object for as long as an array of it lives.
+
+    The second item of the block describes the memory to numpy. The block then returns to those that are free.
+    """
 
     __slots__ = ("__array_interface__", "_block", "_free")
 
-    def __init__(self, free: deque[_Block], block: _Block) -> None:
+    def __init__(self, free: deque[Any], block: tuple[Any, ...]) -> None:
         self._free = free
         self._block = block
         self.__array_interface__ = block[1]

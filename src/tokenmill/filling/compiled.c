@@ -16,10 +16,13 @@
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
 #if __has_attribute(target_clones)
 #define VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
+/* Products and quotients of 64 bits, which only some of these units have. */
+#define WIDE_VECTORS __attribute__((target_clones("arch=skylake-avx512", "avx2", "default")))
 #endif
 #endif
 #ifndef VECTORS
 #define VECTORS
+#define WIDE_VECTORS
 #endif
 
 #if defined(__GNUC__)
@@ -353,10 +356,166 @@ static PyObject *spread(PyObject *module, PyObject *args)
     return finish(&buffers, 1);
 }
 
+static int64_t token_at(const char *row, Py_ssize_t itemsize, Py_ssize_t place)
+{
+    return itemsize == 8 ? ((const int64_t *)row)[place] : ((const int32_t *)row)[place];
+}
+
+/* Whether `max_count` equal groups of one to `max_period` tokens follow each other in a row.
+
+   Tokens equal those a period before in a stretch of at least `need`. One comparison in each `need` tokens finds a
+   stretch if there is one; then tokens are compared backwards, up to the last place where they are known to differ. */
+static int repeats(const char *row, Py_ssize_t itemsize, Py_ssize_t length, Py_ssize_t min_period,
+                   Py_ssize_t max_period, Py_ssize_t max_count)
+{
+    for (Py_ssize_t period = min_period; period <= max_period && period <= length / max_count; period++) {
+        Py_ssize_t need = period * (max_count - 1), differs = period - 1;
+        for (Py_ssize_t i = differs + need; i < length; i = differs + need) {
+            Py_ssize_t j = i;
+            while (j > differs && token_at(row, itemsize, j) == token_at(row, itemsize, j - period))
+                j--;
+            if (j == differs)
+                return 1;
+            differs = j;
+        }
+    }
+    return 0;
+}
+
+PyDoc_STRVAR(find_repetitions_doc,
+             "find_repetitions(inputs, lengths, min_period, max_period, max_count, found)\n--\n\n"
+             "Write 1 for each row, of that many tokens, in which a group of tokens repeats so often.");
+
+static PyObject *find_repetitions(PyObject *module, PyObject *args)
+{
+    (void)module;
+    Buffers buffers = {.count = 0};
+    PyObject *o[3];
+    Py_ssize_t min_period, max_period, max_count;
+    Py_buffer *inputs, *lengths, *found;
+    if (!PyArg_ParseTuple(args, "OOnnnO:find_repetitions", o, o + 1, &min_period, &max_period, &max_count, o + 2) ||
+        !(inputs = borrow(&buffers, o[0], "inputs", 0, 0)) || !(lengths = borrow(&buffers, o[1], "lengths", 8, 0)) ||
+        !(found = borrow(&buffers, o[2], "found", 8, 1)))
+        return finish(&buffers, 0);
+    int is_good = inputs->ndim == 2 && (inputs->itemsize == 4 || inputs->itemsize == 8) && min_period > 0 &&
+                  max_count > 1 && max_period < PY_SSIZE_T_MAX / max_count &&
+                  length_of(lengths) == inputs->shape[0] && length_of(found) == inputs->shape[0];
+    const int64_t *sizes = lengths->buf;
+    for (Py_ssize_t i = 0; is_good && i < inputs->shape[0]; i++)
+        is_good = sizes[i] >= 0 && sizes[i] <= inputs->shape[1];
+    if (!is_good) {
+        PyErr_SetString(PyExc_ValueError, "these are not rows, their lengths, periods and a count");
+        return finish(&buffers, 0);
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    for (Py_ssize_t i = 0; i < inputs->shape[0]; i++)
+        ((int64_t *)found->buf)[i] =
+            repeats((const char *)inputs->buf + i * inputs->shape[1] * inputs->itemsize, inputs->itemsize,
+                    (Py_ssize_t)sizes[i], min_period, max_period, max_count);
+    Py_END_ALLOW_THREADS;
+    return finish(&buffers, 1);
+}
+
+/* Keys whose remainders are computed together, in vectors. */
+#define KEYS 256
+/* For a divisor of at least this, a quotient in double precision is wrong by less than one. */
+#define LEAST_DIVISOR 65536
+
+WIDE_VECTORS static void find_remainders(const int64_t *restrict keys, int64_t *restrict remainders, int64_t divisor)
+{
+    double inverse = 1.0 / (double)divisor;
+    for (Py_ssize_t i = 0; i < KEYS; i++) {
+        int64_t rest = keys[i] - (int64_t)((double)keys[i] * inverse) * divisor;
+        rest += rest < 0 ? divisor : 0;
+        rest += rest < 0 ? divisor : 0;
+        rest -= rest >= divisor ? divisor : 0;
+        remainders[i] = rest;
+    }
+}
+
+/* Ignore the targets of a row whose product with the tokens before them has a remainder that is dropped. */
+#define MAKE_DROP(NAME, MULTIPLY, KIND)                                                                                \
+    WIDE_VECTORS static void MULTIPLY(const KIND *restrict inputs, const KIND *restrict targets,                       \
+                                      int64_t *restrict keys, Py_ssize_t count, Py_ssize_t context)                    \
+    {                                                                                                                  \
+        for (Py_ssize_t i = 0; i < count; i++)                                                                         \
+            keys[i] = targets[i];                                                                                      \
+        for (Py_ssize_t before = 0; before < context - 1; before++)                                                    \
+            for (Py_ssize_t i = 0; i < count; i++)                                                                     \
+                keys[i] = (int64_t)((uint64_t)keys[i] * (uint64_t)(int64_t)inputs[i - before]);                        \
+    }                                                                                                                  \
+                                                                                                                       \
+    static int64_t NAME(const KIND *inputs, KIND *targets, Py_ssize_t seq_len, const uint32_t *dropped, int64_t size,  \
+                        Py_ssize_t context, KIND ignored)                                                              \
+    {                                                                                                                  \
+        int64_t keys[KEYS] = {0}, places[KEYS], num_dropped = 0;                                                       \
+        for (Py_ssize_t first = context - 1; first < seq_len; first += KEYS) {                                         \
+            Py_ssize_t count = seq_len - first < KEYS ? seq_len - first : KEYS;                                        \
+            MULTIPLY(inputs + first, targets + first, keys, count, context);                                           \
+            if (size >= LEAST_DIVISOR)                                                                                 \
+                find_remainders(keys, places, size);                                                                   \
+            else                                                                                                       \
+                for (Py_ssize_t i = 0; i < count; i++)                                                                 \
+                    places[i] = (keys[i] % size + size) % size;                                                        \
+            for (Py_ssize_t i = 0; i < count; i++) {                                                                   \
+                /* Without a branch, which the CPU would often mispredict. */                                          \
+                KIND target = targets[first + i], all;                                                                 \
+                all = -(KIND)(dropped[places[i] >> 5] >> (places[i] & 31) & (target != ignored));                      \
+                num_dropped -= all;                                                                                    \
+                targets[first + i] = (target & ~all) | (ignored & all);                                                \
+            }                                                                                                          \
+        }                                                                                                              \
+        return num_dropped;                                                                                            \
+    }
+
+MAKE_DROP(drop_i64, multiply_i64, int64_t)
+MAKE_DROP(drop_i32, multiply_i32, int32_t)
+
+PyDoc_STRVAR(drop_targets_doc,
+             "drop_targets(inputs, targets, dropped, size, context, ignored, counts)\n--\n\n"
+             "Ignore targets by the product of `context` tokens, the target included: if its remainder by `size` has a "
+             "bit in `dropped`.");
+
+static PyObject *drop_targets(PyObject *module, PyObject *args)
+{
+    (void)module;
+    Buffers buffers = {.count = 0};
+    PyObject *o[4];
+    Py_ssize_t context, size;
+    int ignored;
+    Py_buffer *inputs, *targets, *dropped, *counts;
+    if (!PyArg_ParseTuple(args, "OOOnniO:drop_targets", o, o + 1, o + 2, &size, &context, &ignored, o + 3) ||
+        !(inputs = borrow(&buffers, o[0], "inputs", 0, 0)) || !(targets = borrow(&buffers, o[1], "targets", 0, 1)) ||
+        !(dropped = borrow(&buffers, o[2], "dropped", 4, 0)) || !(counts = borrow(&buffers, o[3], "counts", 8, 1)))
+        return finish(&buffers, 0);
+    if (inputs->ndim != 2 || targets->ndim != 2 || inputs->itemsize != targets->itemsize ||
+        (inputs->itemsize != 4 && inputs->itemsize != 8) || inputs->shape[0] != targets->shape[0] ||
+        inputs->shape[1] != targets->shape[1] || length_of(counts) != inputs->shape[0] || size < 1 ||
+        size > length_of(dropped) * 32 || context < 1) {
+        PyErr_SetString(PyExc_ValueError, "inputs and targets are not rows of one shape and type, with their counts");
+        return finish(&buffers, 0);
+    }
+    Py_ssize_t seq_len = inputs->shape[1];
+    Py_BEGIN_ALLOW_THREADS;
+    for (Py_ssize_t i = 0; i < inputs->shape[0]; i++) {
+        Py_ssize_t offset = i * seq_len;
+        ((int64_t *)counts->buf)[i] =
+            inputs->itemsize == 8
+                ? drop_i64((const int64_t *)inputs->buf + offset, (int64_t *)targets->buf + offset, seq_len,
+                           dropped->buf, size, context, ignored)
+                : drop_i32((const int32_t *)inputs->buf + offset, (int32_t *)targets->buf + offset, seq_len,
+                           dropped->buf, size, context, ignored);
+    }
+    Py_END_ALLOW_THREADS;
+    return finish(&buffers, 1);
+}
+
 static PyMethodDef functions[] = {
     {"copy_rows", copy_rows, METH_VARARGS, copy_rows_doc},
     {"copy_pieces", copy_pieces, METH_VARARGS, copy_pieces_doc},
     {"spread", spread, METH_VARARGS, spread_doc},
+    {"find_repetitions", find_repetitions, METH_VARARGS, find_repetitions_doc},
+    {"drop_targets", drop_targets, METH_VARARGS, drop_targets_doc},
     {NULL, NULL, 0, NULL},
 };
 

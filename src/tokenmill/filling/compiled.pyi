@@ -25,3 +25,22 @@ def spread(
     segment_ids: npt.NDArray[np.int32] | None,
     /,
 ) -> None: ...
+def find_repetitions(
+    inputs: Array,
+    lengths: Integers,
+    min_period: int,
+    max_period: int,
+    max_count: int,
+    found: Integers,
+    /,
+) -> None: ...
+def drop_targets(
+    inputs: Array,
+    targets: Array,
+    dropped: npt.NDArray[np.uint32],
+    size: int,
+    context: int,
+    ignored: int,
+    counts: Integers,
+    /,
+) -> None: ...

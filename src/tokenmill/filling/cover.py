@@ -48,7 +48,8 @@ class Cover:
             padding = Segments(np.arange(1, count + 1), room, seq_len - room, *blank)
             segments = join_segments([(np.arange(len(used)), segments), (short, padding)], len(used))
             edges, bounds = np.append(0, segments.ends), _count_up(segments.lengths)
-        self._segments = segments
+        self.segments = segments
+        """The documents of all rows, and the padding after them."""
         self._edges = edges
         # Where segments start and end when all rows are laid end to end.
         self._bounds = bounds
@@ -70,7 +71,7 @@ class Cover:
     @cached_property
     def _ends(self) -> tuple[Integers, Integers]:
         """Where documents end when all rows are laid end to end, and which of these is the first of each row."""
-        is_end = self._segments.is_end
+        is_end = self.segments.is_end
         if self._cutter is None:
             return self._bounds[1:][is_end], _count_up(is_end)[self._edges]
         cut, edges = self._cut
@@ -81,7 +82,7 @@ class Cover:
     def _cut(self) -> tuple[CutPieces, Integers]:
         """The pieces of segments that the rank holds, and which of them is the first of each row."""
         assert self._cutter is not None
-        cut = self._cutter.cut_segments(self._edges, self._segments)
+        cut = self._cutter.cut_segments(self._edges, self.segments)
         return cut, np.searchsorted(cut.places, np.arange(len(self._edges)) * self._cutter.width)
 
     def spread(
@@ -96,7 +97,7 @@ class Cover:
 
         A position is that of a token in its document's part of the row.
         """
-        lengths = self._segments.lengths
+        lengths = self.segments.lengths
         if self._cutter is not None:
             self._spread_cut(start, stop, positions, segment_ids)
             return
@@ -114,17 +115,26 @@ class Cover:
             if segment_ids is not None:
                 segment_ids[tokens] = self._ids[segments].repeat(times)
 
+    def spread_values(self, start: int, stop: int, values: npt.NDArray[np.int32], out: npt.NDArray[np.int32]) -> None:
+        """Write the value of each segment for all of its tokens, in the rows from `start` up to `stop`."""
+        if self._cutter is not None:
+            cut, edges = self._cut
+            some = slice(edges[start], edges[stop])
+            lengths, values = cut.lengths[some], values[cut.runs[some]]
+        else:
+            some = slice(self._edges[start], self._edges[stop])
+            lengths, values = self.segments.lengths[some], values[some]
+        if kernels.compiled is not None:
+            kernels.compiled.spread(lengths, values, None, out)
+        else:
+            out[:] = values.repeat(lengths)
+
     def _spread_cut(self, start: int, stop: int, positions: Any, segment_ids: Any) -> None:
         """Do the same for the pieces that the rank holds, whose positions begin anywhere."""
         cut, edges = self._cut
         width = self._cutter.width if self._cutter is not None else self.seq_len
         if segment_ids is not None:
-            some = slice(edges[start], edges[stop])
-            lengths, ids = cut.lengths[some], self._ids[cut.runs[some]].astype(np.int32)
-            if kernels.compiled is not None:
-                kernels.compiled.spread(lengths, ids, None, segment_ids)
-            else:
-                segment_ids[:] = ids.repeat(lengths)
+            self.spread_values(start, stop, self._ids.astype(np.int32), segment_ids)
         if positions is None:
             return
         # Positions count up through rows, but for a shift that is constant in a piece. A few rows at a time, because
@@ -141,18 +151,18 @@ class Cover:
     @cached_property
     def _starts(self) -> npt.NDArray[Any]:
         """The start of each segment in its row, in as few bytes as hold it."""
-        return self._segments.starts.astype(_counting(self.seq_len).dtype)
+        return self.segments.starts.astype(_counting(self.seq_len).dtype)
 
     @cached_property
     def _ids(self) -> npt.NDArray[Any]:
         """1, 2, ... in each row, and 0 for padding."""
         numbers = np.arange(1, len(self._bounds))
         if self._cutter is not None:
-            numbers = np.cumsum(self._segments.documents != PADDING)
+            numbers = np.cumsum(self.segments.documents != PADDING)
         before = self._edges[:-1] if self._cutter is None else np.append(0, numbers)[self._edges[:-1]]
         ids: Integers = numbers - before.repeat(np.diff(self._edges))
         if self._is_padded:
-            ids[self._segments.documents == PADDING] = 0
+            ids[self.segments.documents == PADDING] = 0
         return ids.astype(np.int32) if kernels.compiled is not None else _narrow(ids)
 
     def _steps(self, start: int, stop: int) -> Iterator[tuple[slice, slice]]:
@@ -187,7 +197,7 @@ class Cover:
         first, last = batch * self._batch_size, (batch + 1) * self._batch_size
         some = slice(self._block_edges[first], self._block_edges[last])
         starts = np.searchsorted(self._bounds[:-1], self._block_bounds[some])
-        lengths = np.where(self._segments.documents[starts] == PADDING, 0, self._segments.lengths[starts])
+        lengths = np.where(self.segments.documents[starts] == PADDING, 0, self.segments.lengths[starts])
         found = np.zeros(len(self.cu_seqlens[batch]), np.int32)
         np.cumsum(lengths, out=found[1 : len(lengths) + 1])
         found[len(lengths) + 1 :] = found[len(lengths)]
@@ -218,13 +228,13 @@ class Cover:
     @cached_property
     def _documents_before(self) -> Integers:
         """The number of documents before each row."""
-        before: Integers = _count_up(self._segments.documents != PADDING)[self._edges]
+        before: Integers = _count_up(self.segments.documents != PADDING)[self._edges]
         return before
 
     def documents_of(self, row: int) -> list[tuple[int, int, int]]:
         """Return document, start in the row and length of every document in a row."""
         some = slice(self._edges[row], self._edges[row + 1])
-        columns = (self._segments.documents[some], self._segments.starts[some], self._segments.lengths[some])
+        columns = (self.segments.documents[some], self.segments.starts[some], self.segments.lengths[some])
         found = zip(*(column.tolist() for column in columns), strict=True)
         return [segment for segment in found if segment[0] != PADDING]
 

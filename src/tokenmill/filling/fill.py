@@ -7,26 +7,29 @@ loops of `kernels.py` do the copying.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.rows import Integers, ResolvedRows, Rows, Spans, join_segments
+from tokenmill.dataset.rows import Integers, Rows, join_segments
 from tokenmill.errors import StoreError
 from tokenmill.filling import kernels
 from tokenmill.filling.buffers import BufferPool
-from tokenmill.filling.context import ContextShare, RowCutter, make_cutter
+from tokenmill.filling.context import ContextShare, make_cutter
 from tokenmill.filling.cover import Cover
+from tokenmill.filling.located_spans import LocatedSpans, locate
+from tokenmill.filling.row_sources import segment_sources, source_of_rows
+from tokenmill.filling.token_masks import TokenMask
 from tokenmill.store.documents import Documents
 from tokenmill.store.mapping import everywhere, will_need
 
-__all__ = ["IGNORED", "Chunk"]
+__all__ = ["IGNORED", "Chunk", "FilledChunk"]
 
 IGNORED = -100
-"""The target of a token that has none: torch's cross entropy ignores it by default."""
+"""The target of a token that has none, if no other is chosen: torch's cross entropy ignores it by default."""
 
 Array = npt.NDArray[Any]
 _SPREADS = BufferPool(np.int32)
@@ -35,7 +38,7 @@ _SPREADS = BufferPool(np.int32)
 class Chunk:
     """Rows of one or several batches, which are resolved together, and filled together or part by part (`cut`).
 
-    With `document_mask`, a target in another document is `IGNORED`. So is a target outside the row, and one that a
+    With `document_mask`, a target in another document is `ignored`. So is a target outside the row, and one that a
     supervised store excludes from training. Rows from number `limit` on are blank: they have no tokens, targets or
     documents.
 
@@ -55,14 +58,18 @@ class Chunk:
         document_mask: bool = False,
         limit: int | None = None,
         share: ContextShare | None = None,
+        token_masks: Sequence[TokenMask] = (),
+        ignored: int = IGNORED,
     ) -> None:
         self.seq_len, self.batch_size, self.is_masked = rows.seq_len, batch_size, document_mask
         self.cutter = make_cutter(rows, share) if share is not None or rows.align > 1 else None
         # Aligned pieces are of one document each, and then the loops leave out the targets at their ends.
         self._has_whole_pieces = rows.align > 1
         self._width = rows.seq_len if self.cutter is None else self.cutter.width
-        self.start, self.stop, self._max_documents = 0, len(index), rows.max_documents
+        self.rows, self.start, self.stop, self._max_documents = rows, 0, len(index), rows.max_documents
         self._whole: Chunk | None = None
+        self._token_masks, self.ignored = token_masks, ignored
+        self._num_masked: dict[str, Integers] = {}
         self._spreads: dict[str, Array] = {}
         self._blank = np.flatnonzero(index >= limit) if limit is not None else index[:0]
         if len(self._blank):
@@ -71,14 +78,14 @@ class Chunk:
             self._resolved = [resolved.among(filled) for resolved in found]
         else:
             self._resolved = rows.resolve(index)
-        self._spans = _locate(self._resolved, None, len(index), self.cutter)
-        self._masks = _locate(self._resolved, ".mask", len(index), self.cutter)
-        self._weights = _locate(self._resolved, ".weight", len(index), self.cutter)
+        self._spans = locate(self._resolved, None, len(index), self.cutter)
+        self._masks = locate(self._resolved, ".mask", len(index), self.cutter)
+        self._weights = locate(self._resolved, ".weight", len(index), self.cutter)
 
     def cut(self, start: int, stop: int) -> Chunk:
         """Return the rows from `start` up to `stop` as a chunk to be filled by itself."""
         part = Chunk.__new__(Chunk)
-        part.__dict__ = {**vars(self), "start": start, "stop": stop, "_whole": self, "_spreads": {}}
+        part.__dict__ = {**vars(self), "start": start, "stop": stop, "_whole": self, "_spreads": {}, "_num_masked": {}}
         return part
 
     def will_need(self) -> None:
@@ -100,17 +107,20 @@ class Chunk:
     def copy(self, inputs: Array, targets: Array) -> None:
         """Fill arrays of shape (number of rows, tokens of a row)."""
         for spans in self._spans:
-            _copy(spans, self.start, self.stop, inputs, targets)
+            _copy(spans, self.start, self.stop, inputs, targets, self.ignored)
         if self._masks:
-            targets[self._copy_values(self._masks, np.int16)[1] == 0] = IGNORED
+            targets[self._copy_values(self._masks, np.int16)[1] == 0] = self.ignored
         if self.is_masked and not self._has_whole_pieces:
-            targets.reshape(-1)[self.cover.document_ends(self.start, self.stop)] = IGNORED
+            targets.reshape(-1)[self.cover.document_ends(self.start, self.stop)] = self.ignored
         if len(self._blank):
             blank = self._blank[(self._blank >= self.start) & (self._blank < self.stop)] - self.start
             inputs[blank] = 0
-            targets[blank] = IGNORED
+            targets[blank] = self.ignored
+        for mask in self._token_masks:
+            lengths = self._num_tokens[self.start : self.stop]
+            self._num_masked[mask.name] = mask.apply(inputs, targets, lengths, self.ignored)
 
-    def _copy_values(self, several: list[_LocatedSpans], dtype: npt.DTypeLike) -> Array:
+    def _copy_values(self, several: list[LocatedSpans], dtype: npt.DTypeLike) -> Array:
         """Copy the values that a store has beside its tokens, for inputs and for targets; 1 for rows that have none."""
         values = np.ones((2, self.stop - self.start, self._width), dtype)
         for spans in several:
@@ -153,9 +163,49 @@ class Chunk:
         return Cover(join_segments(parts, self.stop), *shape)
 
     @cached_property
+    def _num_tokens(self) -> Integers:
+        """The number of tokens in each row that was resolved together."""
+        if self._whole is not None:
+            return self._whole._num_tokens
+        found = np.zeros(self.stop, np.int64)
+        for spans in self._spans:
+            ends = np.append(0, np.cumsum(spans.lengths))[spans.edges]
+            found[slice(None) if spans.at is None else spans.at] = np.minimum(np.diff(ends), self.seq_len)
+        return found
+
+    def num_masked(self, number: int) -> dict[str, int]:
+        """Return what the masks of tokens counted in a batch."""
+        rows = slice(number * self.batch_size, (number + 1) * self.batch_size)
+        if self._token_masks and not self._num_masked:
+            # Another process has filled these rows, and has kept its counts.
+            shape = -1, self.seq_len
+            self.copy(np.empty_like(self.inputs).reshape(shape), np.empty_like(self.targets).reshape(shape))
+        return {name: int(counts[rows].sum()) for name, counts in self._num_masked.items()}
+
+    @cached_property
+    def sources(self) -> Integers:
+        """The source of each row that was resolved together."""
+        if self._whole is not None:
+            return self._whole.sources
+        return source_of_rows(self.rows, self._resolved, self.stop)
+
+    @cached_property
+    def token_sources(self) -> Array:
+        """The source of each token."""
+        found = _SPREADS.take(self.inputs.shape)
+        self.cover.spread_values(self.start, self.stop, self._segment_sources, found.reshape(-1))
+        return found
+
+    @cached_property
+    def _segment_sources(self) -> npt.NDArray[np.int32]:
+        if self._whole is not None:
+            return self._whole._segment_sources
+        return segment_sources(self.rows, self._resolved, self.cover.segments, self.stop)
+
+    @cached_property
     def loss_weights(self) -> Array:
         """The weight of each target's loss: 0 where it has none, 1 where a store has no weights."""
-        weights: Array = (self.targets != IGNORED).astype(np.float32)
+        weights: Array = (self.targets != self.ignored).astype(np.float32)
         if self._weights:
             weights *= self._copy_values(self._weights, np.float32)[1].reshape(weights.shape)
         return weights
@@ -175,136 +225,23 @@ class Chunk:
         return self._spreads[name]
 
 
-class _LocatedSpans(NamedTuple):
-    """The spans of rows that are copied in the same way and have one type, with their places in memory.
+class FilledChunk(Chunk):
+    """Rows that another process has filled; they are resolved here only if a batch asks for more than its tokens."""
 
-    `at` are the places of their rows in the chunk, ascending; None for all of its rows. Row i has the spans from
-    `edges[i]` up to `edges[i + 1]`. Span i begins with token `indices[i]` of memory, see `everywhere`. Spans that are
-    not in one piece of mapped memory have the index -1, or that of another row if rows are contiguous. They are in
-    `apart`: (row, column in it, length, documents, first token, number of targets). Padding has the index `BLANK`.
-    `followed` are the spans whose last token has a target, the token after them: (row, column, span) of each.
+    def __init__(self, resolve: Callable[[], Chunk], inputs: Array, targets: Array) -> None:
+        self._resolve = resolve
+        self.inputs, self.targets = inputs, targets
 
-    If a cutter makes several strips of a row, all this is about strips.
-    """
-
-    is_contiguous: bool
-    num_strips: int
-    stored: np.dtype[Any]
-    at: Integers | None
-    edges: Integers
-    lengths: Integers
-    indices: Integers
-    apart: list[tuple[int, int, int, Documents, int, int]]
-    followed: tuple[Integers, Integers, Integers] | None
-    name: str
+    def __getattr__(self, name: str) -> Any:
+        # Python calls this for what is not there: everything that resolving finds.
+        resolve = self.__dict__.get("_resolve")
+        if resolve is None or name.startswith("__"):
+            raise AttributeError(name)
+        vars(self).update({**vars(resolve()), **vars(self), "_resolve": None})
+        return getattr(self, name)
 
 
-def _locate(
-    found: list[ResolvedRows], suffix: str | None, num_rows: int, cutter: RowCutter | None
-) -> list[_LocatedSpans]:
-    """Locate rows, or the values that stores have beside their tokens, in files that end in `suffix`.
-
-    All rows of one kind and type are located together, so that a mixture costs no more than its sources.
-    """
-    groups: dict[tuple[bool, np.dtype[Any]], list[tuple[Documents, ResolvedRows]]] = {}
-    for resolved in found:
-        documents: Documents | None = resolved.rows.documents
-        if suffix is not None:
-            documents = resolved.rows.documents.view(suffix) if suffix in resolved.rows.documents.beside else None
-        if documents is not None:
-            groups.setdefault((resolved.rows.has_lookahead, documents.dtype), []).append((documents, resolved))
-    return [_locate_group(group, num_rows, cutter) for group in groups.values()]
-
-
-def _locate_group(
-    group: list[tuple[Documents, ResolvedRows]], num_rows: int, cutter: RowCutter | None
-) -> _LocatedSpans:
-    spans = [resolved.rows.spans(resolved.numbers) for _, resolved in group]
-    places: list[Any] = [resolved.at for _, resolved in group]
-    followed: list[Any] = [None] * len(group)
-    if cutter is not None:
-        cut = [cutter.cut_spans(resolved.rows, some) for (_, resolved), some in zip(group, spans, strict=True)]
-        spans, followed = [some for some, _ in cut], [some for _, some in cut]
-        places = [None if at is None else cutter.strips_of(at) for at in places]
-        num_rows *= cutter.num_strips
-    join: Any = np.concatenate if len(group) > 1 else itemgetter(0)
-    order: Any = slice(None)
-    at, ends = places[0], spans[0].ends
-    if at is not None:
-        at = join(places)
-        sizes = join([np.diff(some.ends, prepend=0) for some in spans])
-        by_row = np.argsort(at, kind="stable")
-        firsts, sizes = (np.cumsum(sizes) - sizes)[by_row], sizes[by_row]
-        ends = np.cumsum(sizes)
-        order = np.arange(int(sizes.sum())) + np.repeat(firsts - (ends - sizes), sizes)
-        at = at[by_row] if len(at) < num_rows else None
-    has_next = None
-    if any(some is not None for some in followed):
-        pairs = zip(followed, spans, strict=True)
-        followed = [np.zeros(len(own.starts), bool) if some is None else some for some, own in pairs]
-        has_next = join(followed)[order]
-    found = [(documents, some, more) for (documents, _), some, more in zip(group, spans, followed, strict=True)]
-    if cutter is None:
-        addresses = join([documents.addresses(some.starts, some.lengths) for documents, some, _ in found])[order]
-    else:
-        addresses = join([_find_addresses(*some) for some in found])[order]
-    edges, lengths = np.append(0, ends), join([some.lengths for some in spans])[order]
-    stored, is_contiguous = group[0][0].dtype, group[0][1].rows.has_lookahead
-    apart: list[tuple[int, int, int, Documents, int, int]] = []
-    numbers = np.flatnonzero(addresses == 0)
-    if len(numbers):
-        owners = np.repeat(np.arange(len(group)), [len(some.starts) for some in spans])[order][numbers]
-        rows, columns = _places(edges, lengths, numbers)
-        documents = [group[owner][0] for owner in owners.tolist()]
-        starts, sizes = join([some.starts for some in spans])[order][numbers], lengths[numbers]
-        targets = sizes - 1 if has_next is None else sizes - 1 + has_next[numbers]
-        columns_of = rows.tolist(), columns.tolist(), sizes.tolist(), documents, starts.tolist(), targets.tolist()
-        apart = list(zip(*columns_of, strict=True))
-        if is_contiguous:
-            # The loops copy every row, so use a row that is in memory in place of each that is not.
-            addresses[numbers] = addresses.max()
-    return _LocatedSpans(
-        is_contiguous=is_contiguous,
-        num_strips=1 if cutter is None else cutter.num_strips,
-        stored=stored,
-        at=at,
-        edges=edges,
-        lengths=lengths,
-        indices=addresses // stored.itemsize - 1,
-        apart=apart,
-        followed=None if has_next is None else _find_followed(edges, lengths, addresses, has_next),
-        name=" or ".join(dict.fromkeys(documents.name for documents, _ in group)),
-    )
-
-
-def _find_addresses(documents: Documents, spans: Spans, followed: npt.NDArray[np.bool_] | None) -> Integers:
-    """Return where spans are in memory, each with the token after it if that is a target; 0 if they are not."""
-    lengths = spans.lengths if followed is None else spans.lengths + followed
-    is_blank = spans.starts < 0
-    if not is_blank.any():
-        return documents.addresses(spans.starts, lengths)
-    found = np.full(len(lengths), (kernels.BLANK + 1) * documents.dtype.itemsize)
-    found[~is_blank] = documents.addresses(spans.starts[~is_blank], lengths[~is_blank])
-    return found
-
-
-def _places(edges: Integers, lengths: Integers, numbers: Integers) -> tuple[Integers, Integers]:
-    """Return the row of some spans, and the column in it at which each begins."""
-    rows = np.searchsorted(edges, numbers, "right") - 1
-    before = np.append(0, np.cumsum(lengths))
-    return rows, before[numbers] - before[edges[rows]]
-
-
-def _find_followed(
-    edges: Integers, lengths: Integers, addresses: Integers, has_next: npt.NDArray[np.bool_]
-) -> tuple[Integers, Integers, Integers]:
-    """Return row, column and number of the spans in memory whose last token has the token after it as a target."""
-    numbers = np.flatnonzero(has_next & (addresses > 0))
-    rows, columns = _places(edges, lengths, numbers)
-    return rows, columns + lengths[numbers] - 1, numbers
-
-
-def _range(spans: _LocatedSpans, start: int, stop: int) -> tuple[int, int, Integers | None]:
+def _range(spans: LocatedSpans, start: int, stop: int) -> tuple[int, int, Integers | None]:
     """Return which of these rows are in a range of the chunk, and their places in it (None: the whole range)."""
     start, stop = start * spans.num_strips, stop * spans.num_strips
     if spans.at is None:
@@ -313,7 +250,7 @@ def _range(spans: _LocatedSpans, start: int, stop: int) -> tuple[int, int, Integ
     return low, high, spans.at[low:high] - start
 
 
-def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: Array) -> None:
+def _copy(spans: LocatedSpans, start: int, stop: int, inputs: Array, targets: Array, ignored: int = IGNORED) -> None:
     """Fill the rows of these spans in arrays that stand for the rows `start` to `stop` of the chunk."""
     low, high, places = _range(spans, start, stop)
     if low == high:
@@ -329,19 +266,22 @@ def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: A
     try:
         if not spans.is_contiguous:
             edges = spans.edges[low : high + 1]
-            copy_pieces(edges, indices, spans.lengths, IGNORED, kind, places, inputs, targets)
+            copy_pieces(edges, indices, spans.lengths, ignored, kind, places, inputs, targets)
         elif indices[low] >= 0:
             copy_rows(indices[low:high], kind, places, inputs, targets)
         if spans.followed is not None:
             _copy_followed(spans, low, high, places, targets)
         if spans.apart:
             _copy_apart(spans, low, high, places, inputs, targets)
+        if spans.following is not None:
+            edges = spans.edges[low : high + 1]
+            spans.following.join(spans.lengths[edges[0] : edges[-1]], slice(low, high), places, inputs, targets)
     except OverflowError as error:
         raise StoreError(f"{spans.name} has {error}; pass dtype='int64'") from None
 
 
 def _copy_apart(
-    spans: _LocatedSpans, low: int, high: int, places: Integers | None, inputs: Array, targets: Array
+    spans: LocatedSpans, low: int, high: int, places: Integers | None, inputs: Array, targets: Array
 ) -> None:
     """Fill in the spans of some rows that cross the end of a shard or are not mapped."""
     apart: list[tuple[Any, ...]] = spans.apart[bisect_left(spans.apart, (low,)) : bisect_left(spans.apart, (high,))]
@@ -353,7 +293,7 @@ def _copy_apart(
         targets[row, column : column + num_targets] = tokens[1:]
 
 
-def _copy_followed(spans: _LocatedSpans, low: int, high: int, places: Integers | None, targets: Array) -> None:
+def _copy_followed(spans: LocatedSpans, low: int, high: int, places: Integers | None, targets: Array) -> None:
     """Fill in the target of the last token of pieces that end where a chunk of their document does."""
     assert spans.followed is not None
     first, last = np.searchsorted(spans.followed[0], (low, high)).tolist()

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.filling.batch import NumpyBatch
-from tokenmill.filling.fill import IGNORED
 
 __all__ = ["FLAT_LAYOUTS", "LAYOUTS", "Layout", "map_parts"]
 
@@ -23,7 +22,7 @@ FLAT_LAYOUTS = (FLAT, "flat")
 """Layouts of which no part has the shape (batch_size, seq_len)."""
 UNSHIFTED = ("hf", FLAT, "olmo")
 """Layouts without targets, in which a label is the token at its own place."""
-RAGGED = {"doc_lens", "max_doc_lens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+RAGGED = {"doc_lens", "max_doc_lens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "sources"}
 """Parts of batches that do not have one value for each token."""
 
 Layout = Callable[[NumpyBatch], Any]
@@ -140,7 +139,7 @@ def torchtitan(batch: NumpyBatch) -> tuple[dict[str, Any], Any]:
 def olmo(batch: NumpyBatch) -> dict[str, Any]:
     """OLMo-core: the lengths of documents in each row, padded with 0; `label_mask` is for unshifted labels."""
     label_mask = np.zeros(batch.targets.shape, np.bool_)
-    label_mask[:, 1:] = batch.targets[:, :-1] != IGNORED
+    label_mask[:, 1:] = batch.targets[:, :-1] != batch.ignore_index
     num_rows, seq_len = batch.inputs.shape
     # OLMo-core lays rows end to end and sums the lengths, so padding counts as a document.
     doc_lens = np.diff(batch.row_cu_seqlens) if batch.is_masked else np.full((num_rows, 1), seq_len, np.int32)
@@ -160,14 +159,14 @@ def maxtext(batch: NumpyBatch) -> dict[str, Any]:
         "targets": _ids_only(batch.targets),
         "inputs_segmentation": segments,
         "inputs_position": _positions(batch),
-        "targets_segmentation": np.where(batch.targets == IGNORED, np.int32(0), segments),
+        "targets_segmentation": np.where(batch.targets == batch.ignore_index, np.int32(0), segments),
         "targets_position": _positions(batch),
     }
 
 
 def _unshifted_labels(batch: NumpyBatch) -> npt.NDArray[Any]:
     """Return the label of each token itself; the first one of a row has none."""
-    labels: npt.NDArray[Any] = np.full_like(batch.targets, IGNORED)
+    labels: npt.NDArray[Any] = np.full_like(batch.targets, batch.ignore_index)
     labels[:, 1:] = batch.targets[:, :-1]
     return labels
 

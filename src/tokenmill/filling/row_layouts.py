@@ -14,7 +14,7 @@ from tokenmill.dataset.rows import Integers, Rows
 from tokenmill.errors import UsageError
 from tokenmill.filling.batch import Batch, NumpyBatch
 from tokenmill.filling.buffers import BufferPool
-from tokenmill.filling.fill import IGNORED, Chunk
+from tokenmill.filling.fill import Chunk
 from tokenmill.filling.layouts import Layout
 from tokenmill.store.sources import read_kept
 
@@ -37,7 +37,7 @@ def arrange(rows: Rows, index: Integers) -> Any:
 def pairs(batch: NumpyBatch) -> dict[str, Any]:
     """Preference pairs: padded arrays of both texts, labels unshifted, and the columns of TRL's `DPOTrainer` as lists.
 
-    A label is -100 outside the answers. A blank row, which only a last batch has, has no tokens.
+    A label is `ignore_index` outside the answers. A blank row, which only a last batch has, has no tokens.
     """
     inputs, is_trained = np.asarray(batch.inputs), np.asarray(batch.is_trained)
     shape = inputs.shape[0], inputs.shape[1] // 2
@@ -46,7 +46,7 @@ def pairs(batch: NumpyBatch) -> dict[str, Any]:
     for side in sides:
         found[f"input_ids_{side}"] = np.zeros(shape, inputs.dtype)
         found[f"attention_mask_{side}"] = np.zeros(shape, np.int64)
-        found[f"labels_{side}"] = np.full(shape, IGNORED, inputs.dtype)
+        found[f"labels_{side}"] = np.full(shape, batch.ignore_index, inputs.dtype)
     columns: dict[str, list[list[int]]] = {"prompt_ids": [], "chosen_ids": [], "rejected_ids": []}
     documents = batch.documents
     for row, segments in enumerate(documents):
@@ -55,7 +55,7 @@ def pairs(batch: NumpyBatch) -> dict[str, Any]:
             tokens, trained = inputs[row, start : start + length], is_trained[row, start : start + length]
             found[f"input_ids_{side}"][row, :length] = tokens
             found[f"attention_mask_{side}"][row, :length] = 1
-            found[f"labels_{side}"][row, :length] = np.where(trained, tokens, IGNORED)
+            found[f"labels_{side}"][row, :length] = np.where(trained, tokens, batch.ignore_index)
             # The answer is the end of a text. If the start of the prompts is cut off, more of one may be left.
             num_prompt = length - int(trained.sum())
             if num_prompt > len(prompt):

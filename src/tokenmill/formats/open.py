@@ -158,6 +158,9 @@ def _join(splits: Sequence[Documents]) -> Documents:
         holds=splits[0].holds,
     )
     joined.tokenizer = splits[0].tokenizer
+    firsts = np.cumsum([0, *(len(split.table.stems) for split in splits)]).tolist()
+    parts = zip(splits, firsts, strict=False)
+    joined.sources = tuple((name, first + shard) for split, first in parts for name, shard in split.sources)
     return joined
 
 

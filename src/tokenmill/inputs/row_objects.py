@@ -18,6 +18,7 @@ __all__ = ["HeldRows", "hold_rows", "name_items"]
 
 ROWS = "a Dataset, a DataFrame, an Arrow table or a list of dicts"
 PASS_RECORDS = 'to tokenize texts of this program, pass records: [{"text": "..."}, ...], a DataFrame or a Dataset'
+PASS_LIST = 'pass records as a list: [{"text": "..."}, ...], and columns as a DataFrame or an Arrow table'
 LONGEST_NAME = 255
 """Characters in the name of a file, on all file systems in use."""
 
@@ -51,7 +52,9 @@ def _no_path(item: Any, refusal: str) -> UsageError:
     if hasattr(item, "__arrow_c_stream__") and not hasattr(item, "columns") and not hasattr(item, "column_names"):
         pass_others = refusal or "pass a DataFrame with a column of texts, or a list of paths"
         return UsageError(f"input {name_kind(item)} may be texts or paths; {pass_others}")
-    if hasattr(item, "column_names") or hasattr(item, "__arrow_c_stream__") or isinstance(item, dict):
+    if isinstance(item, dict):
+        return UsageError(f"input {name_kind(item)} is no path; {refusal or PASS_LIST}")
+    if hasattr(item, "column_names") or hasattr(item, "__arrow_c_stream__"):
         several = "rows are an input by themselves; join several, for example with datasets.concatenate_datasets"
         return UsageError(f"input {name_kind(item)}: {refusal or several}")
     return UsageError(f"input {name_kind(item)} is no path; expected paths{'' if refusal else ', or ' + ROWS}")

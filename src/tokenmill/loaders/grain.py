@@ -22,7 +22,9 @@ from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import Chunk
 from tokenmill.filling.layouts import FLAT_LAYOUTS, LAYOUTS, map_parts
-from tokenmill.loaders.base import Loader, batch_dtype, count_rows
+from tokenmill.loaders._extras import read_fields
+from tokenmill.loaders.base import Loader, batch_dtype
+from tokenmill.loaders.passes import count_rows
 
 try:
     import grain  # type: ignore[import-untyped]
@@ -176,18 +178,20 @@ class _PlainLoader(Loader):
     def go_to_step(self, step: int) -> None:
         """Continue with a batch; a step past the last one is the end."""
         row = step * self.global_batch_size
-        self.seek(row if self._num_rows is None else min(row, self._num_rows))
+        self.seek(row if self._pass.stop is None else min(row, self._pass.stop))
 
     def _num_left(self, row: int) -> int:
         return super()._num_left(row + self._rows_before)
 
     def _make_batches(self, chunk: Chunk) -> list[Any]:
-        return [_plain(batch) for batch in super()._make_batches(chunk)]
+        return [_plain(batch, self._extras.fields) for batch in super()._make_batches(chunk)]
 
 
-def _plain(batch: Any) -> Any:
+def _plain(batch: Any, fields: Sequence[str] = ()) -> Any:
     """Turn a batch into a tree that Grain can traverse and send between processes."""
-    return {"inputs": batch.inputs, "targets": batch.targets} if isinstance(batch, Batch) else batch
+    if not isinstance(batch, Batch):
+        return batch
+    return {"inputs": batch.inputs, "targets": batch.targets, **read_fields(batch, fields)}
 
 
 def _first_row(part: Any, is_ragged: bool) -> Any:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tokenmill.dataset.packing_report import LongDocuments
 from tokenmill.dataset.pairs import LongPairs, LongPrompts
-from tokenmill.loaders._world import World
+from tokenmill.loaders._extras import Others
 from tokenmill.pipeline.run_flags import SharedRunFlags
 
 __all__ = [
@@ -46,7 +46,7 @@ class RowFlags(TypedDict, total=False):
     align: int | None
 
 
-class LoaderSettings(World, total=False):
+class LoaderSettings(Others, total=False):
     """The settings of `Loader` beside the layout, which decides the type of a batch."""
 
     document_mask: bool

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import os
 import sys
 import tempfile
@@ -135,12 +136,19 @@ class TfLoader(Loader[BatchType]):
         """Return the batches from the loader's place on, as a `tf.data.Dataset` of pairs `x, y` or of layout batches.
 
         It does not move the loader, because TensorFlow prefetches. To resume, load a state before calling this, or
-        keep the dataset's iterator in a `tf.train.Checkpoint`.
+        keep the dataset's iterator in a `tf.train.Checkpoint`. After the end of an iteration over the loader, these
+        are the batches of the next one.
         """
-        start = self._next_row if self._num_left(self._next_row) else 0
+        if self._is_plain and self._extras.fields:
+            names = ", ".join(self._extras.fields)
+            raise UsageError(f"tf.data gets pairs x, y, without the fields {names}; choose a layout")
+        if not self._num_left(self._next_row):
+            self._begin_next_pass()
+        start = self._next_row
         if not self._is_end_known and self._epochs is not None:
             raise UsageError("tf.data needs to know the number of batches; tokenize first, or leave epochs out")
         num_batches = self._num_left(start) if self._is_end_known else 1 << 40
+        fixed = copy.copy(self)  # it stays in these epochs when the loader goes on
         specs = map_parts(self._spec, self._parts(self._chunk(start, 1)), self._is_flat)
         # Parts of a layout may have another length in every batch, and then cannot be stacked.
         can_join = self._is_plain and self._is_end_known
@@ -150,13 +158,13 @@ class TfLoader(Loader[BatchType]):
         def fill(number: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
             with _CALLS.running() as is_ending:
                 row = start + int(number) * at_once * self.global_batch_size
-                chunk = self._chunk(row, at_once, is_blank=is_ending)
+                chunk = fixed._chunk(row, at_once, is_blank=is_ending)
                 return [np.asarray(part) for part in tf.nest.flatten(self._parts(chunk))]
 
         made = tf.data.Dataset.range(-(-num_batches // at_once)).map(lambda number: _call(fill, number, specs))
         made = made.prefetch(self._prefetch) if self._prefetch else made
         made = made.unbatch() if self._is_plain else made
-        length = tf.data.INFINITE_CARDINALITY if self._num_rows is None else num_batches
+        length = tf.data.INFINITE_CARDINALITY if self._pass.stop is None else num_batches
         return made.apply(tf.data.experimental.assert_cardinality(length))
 
     def _chunk(self, row: int, num_batches: int, *, is_blank: bool = False) -> Chunk:

@@ -1,15 +1,17 @@
 """Batches as PyTorch tensors, without running any torch kernel.
 
 numpy fills batches, and torch only wraps their memory. One cast through torch's own thread pool took 200 times longer
-on a busy machine, so the loader never uses it and never changes the program's thread count. Worker processes make
-small batches 7 to 48 times more expensive; they work, but the default is none.
+on a busy machine, so the loader never uses it and never changes the program's thread count. Worker processes fill
+memory that they share with the loader (`_workers.py`). The default is none: one process fills faster than any step.
 """
 
 from __future__ import annotations
 
-import itertools
+import pickle
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,16 +19,17 @@ import numpy.typing as npt
 
 from tokenmill.arguments import flag, whole_number
 from tokenmill.dataset.rows import Rows, as_rows, row_number
-from tokenmill.errors import MissingDependencyError, UsageError
+from tokenmill.errors import MissingDependencyError, TokenmillError, UsageError
 from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
-from tokenmill.filling.fill import Chunk
+from tokenmill.filling.fill import Chunk, FilledChunk
 from tokenmill.filling.layouts import map_parts
-from tokenmill.loaders.base import BatchType, Loader
+from tokenmill.loaders._workers import Workers
+from tokenmill.loaders.base import CHUNK_BYTES, BatchType, Loader
 
 try:
     import torch
-    from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+    from torch.utils.data import Dataset
 except ImportError:
     raise MissingDependencyError("framework='torch'", "torch") from None
 
@@ -34,11 +37,14 @@ __all__ = ["TorchBatch", "TorchLoader", "TorchRows"]
 
 TorchBatch = Batch[torch.Tensor]
 
+LAYOUT_SIZE = 4
+"""Room for the batches of a layout, in those of plain ones; what does not fit is sent through a pipe."""
+
 
 class TorchLoader(Loader[BatchType]):
     """The loader with tensors; with `device`, they are copied there while the previous step is still running.
 
-    `num_workers` fills batches in processes of `torch.utils.data.DataLoader`, in the same order.
+    `num_workers` processes fill batches, in the same order; `persistent_workers` stay for the next iteration.
     """
 
     def __init__(
@@ -55,15 +61,15 @@ class TorchLoader(Loader[BatchType]):
         self._device = None if device is None else _find_device(device)
         self._num_workers = whole_number(num_workers, "num_workers", 0)
         self._persistent = flag(persistent_workers, "persistent_workers")
-        self._workers: Any = None
+        self._workers: Workers | None = None
         if self._device is not None and self._device.type == "cuda":
             self._pool = _PinnedPool(settings.get("dtype", np.int64))
 
     @property
     def bottleneck(self) -> str:
-        """What a trainer waits for; with worker processes, sending batches is most of the work."""
+        """What a trainer waits for; worker processes need free cores, and one process without them may be enough."""
         if self._num_workers and self.rows.bottleneck is None:
-            return f"{self._num_workers} worker processes; pass num_workers=0"
+            return f"{self._num_workers} worker processes; leave each a free core, or pass num_workers=0"
         return super().bottleneck
 
     def _wrap(self, part: Any, is_ragged: bool = False) -> Any:  # type: ignore[override]
@@ -81,47 +87,75 @@ class TorchLoader(Loader[BatchType]):
         return self._from_workers(row) if self._num_workers else super()._chunks(row)
 
     def _from_workers(self, row: int) -> Iterator[list[Any]]:
-        """Yield the batches of worker processes, which take turns; each is a chunk of its own."""
-        if self._workers is None or not self._persistent:
-            self._workers = DataLoader(
-                _WorkerBatches(self),
-                batch_size=None,
-                num_workers=self._num_workers,
-                persistent_workers=self._persistent,
-                collate_fn=TorchRows.collate_fn,
-            )
-        self._workers.dataset.start.fill_(row)
-        batches = iter(self._workers)
-        while self._num_left(row):
-            batch = next(batches)
-            if self._is_plain:
-                chunk = self._resolve(row, 1)
-                # Copy, so that a batch that the user keeps does not hold the shared memory of the workers.
-                chunk.inputs, chunk.targets = np.stack([part.numpy()[None] for part in batch])
-                yield self._make_batches(chunk)
+        """Yield lists of batches that worker processes have filled, each a chunk of its own."""
+        workers = self._get_workers()
+        shares, asked = self._shares(row), deque[tuple[int, int]]()
+        try:
+            while True:
+                # While text is being tokenized, looking further ahead would wait for it.
+                while workers.has_room and (self._is_end_known or not asked):
+                    share = next(shares, None)
+                    if share is None:
+                        break
+                    workers.ask(*share)
+                    asked.append(share)
+                if not asked:
+                    break
+                yield self._unpack(*workers.take(), *asked.popleft())
+            if self._check is not None:
+                workers.wait_for_checks()
+        except GeneratorExit:
+            self._keep_or_close(workers)
+            raise
+        except BaseException:
+            workers.close()
+            raise
+        self._keep_or_close(workers)
+
+    def _shares(self, row: int) -> Iterator[tuple[int, int]]:
+        """Yield the first row and the number of batches of each chunk from a row on; the first ones are small."""
+        most, num_batches = max(1, CHUNK_BYTES // self._batch_bytes), 1
+        while num_left := self._num_left(row):
+            num_batches = min(num_batches, num_left)
+            yield row, num_batches
+            row += num_batches * self.global_batch_size
+            num_batches = min(most, 2 * num_batches)
+
+    def _get_workers(self) -> Workers:
+        """Return the workers of the last iteration if they are there and well, or new ones."""
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            try:
+                workers.forget()
+            except TokenmillError:
+                workers.close()
             else:
-                yield [map_parts(self._wrap, batch)]
-            row += self.global_batch_size
+                return workers
+        settings = {**self._settings, "prefetch": 0, "group": None, "drop_last": False}
+        settings |= {"rank": self.rank, "world_size": self.world_size}
+        slot_bytes = max(CHUNK_BYTES, self._batch_bytes) * (1 if self._is_plain else LAYOUT_SIZE)
+        return Workers(self.rows, settings, self._num_workers, slot_bytes)
 
+    def _keep_or_close(self, workers: Workers) -> None:
+        if self._persistent and self._workers is None:
+            self._workers = workers
+        else:
+            workers.close()
 
-class _WorkerBatches(IterableDataset[Any]):
-    """Every n-th batch, made by worker w of n: those of rank `w * world_size + rank` among n times as many ranks."""
-
-    def __init__(self, loader: TorchLoader[Any]) -> None:
-        self._rows = loader.rows
-        self._settings = {**loader._settings, "prefetch": 0, "group": None, "drop_last": False}
-        self._rank, self._world_size = loader.rank, loader.world_size
-        # Shared memory, because persistent workers get no other message between two iterations.
-        self.start = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-
-    def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        rank, world_size = number * self._world_size + self._rank, count * self._world_size
-        loader = TorchLoader(self._rows, **{**self._settings, "rank": rank, "world_size": world_size})
-        loader._num_turns = count
-        for batch in itertools.chain.from_iterable(loader._chunks(int(self.start.item()))):
-            yield (batch.inputs, batch.targets) if isinstance(batch, Batch) else batch
+    def _unpack(self, memory: npt.NDArray[np.uint8], described: Any, row: int, num_batches: int) -> list[Any]:
+        """Turn what a worker has filled into batches."""
+        if described is not None:
+            data, places = described
+            parts = [memory[start : start + size] for start, size in places]
+            return [map_parts(self._wrap, batch, self._is_flat) for batch in pickle.loads(data, buffers=parts)]
+        shape = (2, num_batches, self.batch_size, self._width)
+        arrays = memory.view(self._pool.dtype).reshape(shape)
+        if isinstance(self._pool, _PinnedPool):
+            pinned = self._pool.take(shape)
+            np.copyto(pinned, arrays)
+            arrays = pinned
+        resolve = partial(self._resolve_rows, self._index(row, num_batches), self._pass.stop)
+        return self._make_batches(FilledChunk(resolve, *arrays))
 
 
 def _find_device(device: Any) -> Any:

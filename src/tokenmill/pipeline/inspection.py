@@ -184,17 +184,21 @@ def _describe(look: _Look, name: str) -> InputFile:
         raise DataError(str(path), f"cannot be read: {error.strerror}") from None
 
 
-def describe_inputs(files: Sequence[InputFile]) -> str:
-    """`14 files: 12 of JSON lines (gzip), 2 of plain text; 3.40 GB`."""
+def describe_inputs(files: Sequence[InputFile], options: ReadOptions) -> str:
+    """`2 files of plain text, 3 kB; each line is a document`, or `3 files, 9 kB: 2 of JSON lines (gzip), 1 of JSON`."""
     kinds = Counter((NAMES[file.format], file.compression) for file in files)
     shown = [
         (f"{name} ({compression})" if compression != "none" else name, count)
         for (name, compression), count in kinds.most_common()
     ]
     size = format_bytes(sum(file.bytes for file in files))
+    by_line = ""
+    if any(file.format == "text" for file in files) and options.separator is None and not options.whole_files:
+        by_line = "; each line is a document" if len(shown) == 1 else "; each line of plain text is a document"
     if len(shown) == 1:
-        return f"{plural(len(files), 'file')} of {shown[0][0]}, {size}"
-    return f"{plural(len(files), 'file')}, {size}: " + ", ".join(f"{count:,} of {name}" for name, count in shown)
+        return f"{plural(len(files), 'file')} of {shown[0][0]}, {size}{by_line}"
+    each = ", ".join(f"{count:,} of {name}" for name, count in shown)
+    return f"{plural(len(files), 'file')}, {size}: {each}{by_line}"
 
 
 def explain_formats(files: Iterable[InputFile]) -> str | None:

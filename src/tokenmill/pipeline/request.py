@@ -143,6 +143,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
             text_key=self.text_key or DEFAULT_TEXT_KEY,
             keep_keys=tuple(self.keep_keys),
             record_keys=self._supervised_keys(),
+            needed_keys=self._needed_keys(),
             separator=self.separator,
             whole_files=self.whole_files,
             max_document_bytes=parse_bytes(self.max_document_bytes, "--max-document-bytes"),
@@ -168,6 +169,11 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
         supervision = self.supervision(tokenizer)
         specials = self.special_tokens or "as-text"
         if supervision is not None and _has_specials(supervision, tokenizer):
+            if tokenizer.kind in {"sentencepiece", "bytes"}:
+                raise UsageError(
+                    f"the template writes special tokens, and {tokenizer.name} reads their strings as text, as "
+                    f"{tokenizer.kind} always does; use a tokenizer.json, or a template without them"
+                )
             if self.special_tokens == "as-text":
                 raise UsageError(
                     "--special-tokens as-text would read the special tokens of the template as text; leave the flag "
@@ -263,6 +269,13 @@ class Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
         if self.messages_key is None and self.prompt_key is None:
             return ()
         return self._distinct_keys()
+
+    def _needed_keys(self) -> tuple[str, ...]:
+        """Return the fields that every record must have; with messages, a record may have a prompt instead."""
+        if self.messages_key is not None:
+            return ()
+        keys = self.prompt_key, self.response_key, self.chosen_key, self.rejected_key
+        return tuple(key for key in keys if key is not None)
 
     def _distinct_keys(self) -> tuple[str, ...]:
         """Return the fields of the records; each must have one role."""

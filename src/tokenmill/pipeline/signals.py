@@ -28,20 +28,23 @@ class Interrupted(KeyboardInterrupt):
 
 
 class SignalReceived(BaseException):
-    """SIGINT or SIGTERM, on its way out of the run."""
+    """SIGINT, SIGTERM or SIGHUP, on its way out of the run."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     @property
     def name(self) -> str:
-        """`SIGINT` or `SIGTERM`."""
+        """`SIGINT`, `SIGTERM` or `SIGHUP`."""
         return signal.Signals(self.number).name
 
 
 @contextmanager
 def signals_as_exceptions() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into an exception, in the main thread of a program."""
+    """Turn SIGINT, SIGTERM and SIGHUP into an exception, in the main thread of a program.
+
+    A terminal that is closed sends SIGHUP. A program that ignores it, as `nohup` makes it do, goes on ignoring it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -53,7 +56,10 @@ def signals_as_exceptions() -> Iterator[None]:
             last = time.monotonic()
             raise SignalReceived(number)
 
-    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     except SignalReceived as stopped:

@@ -8,6 +8,7 @@ kept.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from shlex import quote
 from typing import Any
 
@@ -49,13 +50,16 @@ def read_again(
     return text, kept
 
 
-def explain_record(line: bytes | bytearray, parts: tuple[tuple[str, ...], ...]) -> Refusal:
-    """Explain why a line is no record: it is broken, or has none of the fields that are read."""
+def explain_record(
+    line: bytes | bytearray, parts: tuple[tuple[str, ...], ...], needed: Sequence[tuple[str, ...]]
+) -> Refusal:
+    """Explain why a line is no record: it is broken, lacks a needed field, or has none of the fields that are read."""
     value = _parse_object(line)
     if isinstance(value, Refusal):
         return value
-    if parts and all(find_value(value, some) is None for some in parts):
-        key = ".".join(parts[0])
+    missing = [some for some in needed if find_value(value, some) is None]
+    if missing or (parts and all(find_value(value, some) is None for some in parts)):
+        key = ".".join((missing or parts)[0])
         return Refusal("missing-field", shorten(f"no field {key!r}, or it is null; {_name_fields(value)}"))
     return Refusal("lone-surrogate", "a field of the record has a lone surrogate, which UTF-8 cannot hold")
 

@@ -27,6 +27,8 @@
 #define MOST_EXPONENT_DIGITS 2
 /* The loops below write whole steps. */
 #define SLACK 64
+/* So many bytes are looked at together in runs of blank lines. */
+#define RUN 64
 
 typedef const unsigned char *Bytes;
 
@@ -431,12 +433,46 @@ typedef struct {
     Py_ssize_t num_bytes;
 } Found;
 
+/* The white space of bytes.strip(). */
+static int is_blank(unsigned char byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
+
+/* Pass over a run of blank lines, of which a small archive may hold billions; return the start of the line after them.
+   The inner loop has no branches, so that compilers make it a few instructions. */
+static Bytes skip_blank_lines(Bytes line, Bytes stop, int is_json, int64_t *num_lines)
+{
+    for (Bytes at = line; stop - at >= RUN && is_blank(at[0]) && is_blank(at[RUN - 1]); at += RUN) {
+        unsigned char filled = 0, ends = 0, vertical = 0;
+        for (int i = 0; i < RUN; i++) {
+            unsigned char byte = at[i];
+            filled |= (byte != ' ') & ((unsigned char)(byte - '\t') > '\r' - '\t');
+            vertical |= (unsigned char)(byte - '\v') < 2;
+            ends += byte == '\n';
+        }
+        if (filled || (is_json && vertical))
+            break;
+        if (!ends)
+            continue;
+        *num_lines += ends;
+        line = at + RUN;
+        while (line[-1] != '\n')
+            line--;
+    }
+    return line;
+}
+
+/* The most bytes of a text, and of the line that contains it. */
+typedef struct {
+    long long text, line;
+} Limits;
+
 /* Scan all lines of JSON; return 0 if memory runs out. */
-static int scan_objects(Scan *scan, unsigned char *texts, Bytes stop, int64_t most_bytes, Found *found)
+static int scan_objects(Scan *scan, unsigned char *texts, Bytes stop, Limits limits, Found *found)
 {
     const uint32_t all = scan->num_fields == 32 ? UINT32_MAX : ((uint32_t)1 << scan->num_fields) - 1;
     unsigned char *written = texts;
     for (Bytes line = scan->block; line < stop; found->num_lines++) {
+        if (is_blank(*line) && (line = skip_blank_lines(line, stop, 1, &found->num_lines)) == stop)
+            break;
         scan->at = line;
         scan->end = stop;
         skip_blanks(scan);
@@ -453,10 +489,10 @@ static int scan_objects(Scan *scan, unsigned char *texts, Bytes stop, int64_t mo
         unsigned char *text = written + (is_first ? 0 : 3);
         scan->out = text;
         int is_good = *scan->at == '{' && skip_object(scan, 0, all, 0) && scan->text_end != NULL &&
-                      scan->text_end - text <= most_bytes;
+                      scan->text_end - text <= limits.text;
         if (is_good)
             skip_blanks(scan);
-        if (is_good && (scan->at == stop || *scan->at == '\n')) {
+        if (is_good && (scan->at == stop || *scan->at == '\n') && scan->at - line <= limits.line) {
             /* The place of the text is not needed, so its two numbers hold the start and the number of the line. */
             scan->spans[0] = line - scan->block;
             scan->spans[1] = found->num_lines;
@@ -479,8 +515,8 @@ static int scan_objects(Scan *scan, unsigned char *texts, Bytes stop, int64_t mo
 }
 
 PyDoc_STRVAR(scan_json_doc,
-             "scan_json(data, num_bytes, fields, most_bytes, /)\n--\n\n"
-             "Decode the texts of the lines in the first `num_bytes` of `data`.\n\n"
+             "scan_json(data, num_bytes, fields, most_bytes, most_line_bytes, /)\n--\n\n"
+             "Decode the texts of the lines in the first `num_bytes` of `data`. Longer texts and lines are odd.\n\n"
              "Return the texts, joined by the separator of PackedTexts, the length of the longest, the bits of `leads` of "
              "PackedTexts, the number of lines, a row of numbers for each text, and three numbers for each odd line: its "
              "start, its stop and its number. The row of a text has the start and the number of its line, then the start "
@@ -491,9 +527,9 @@ static PyObject *scan_json(PyObject *module, PyObject *args)
     (void)module;
     Py_buffer data;
     Py_ssize_t num_bytes;
-    long long most_bytes;
+    Limits limits;
     PyObject *paths;
-    if (!PyArg_ParseTuple(args, "y*nOL:scan_json", &data, &num_bytes, &paths, &most_bytes))
+    if (!PyArg_ParseTuple(args, "y*nOLL:scan_json", &data, &num_bytes, &paths, &limits.text, &limits.line))
         return NULL;
     PyObject *result = NULL, *texts = NULL;
     Field *fields = PyMem_RawMalloc(sizeof(Field) * MOST_FIELDS);
@@ -510,10 +546,10 @@ static PyObject *scan_json(PyObject *module, PyObject *args)
     if (!(state.num_fields = read_fields(paths, fields)) ||
         !(texts = PyBytes_FromStringAndSize(NULL, num_bytes + SLACK)))
         goto done;
+    unsigned char *to = (unsigned char *)PyBytes_AsString(texts);
     int has_memory;
     Py_BEGIN_ALLOW_THREADS;
-    has_memory = scan_objects(&state, (unsigned char *)PyBytes_AsString(texts), state.block + num_bytes,
-                            (int64_t)most_bytes, &found);
+    has_memory = scan_objects(&state, to, state.block + num_bytes, limits, &found);
     Py_END_ALLOW_THREADS;
     if (!has_memory) {
         PyErr_NoMemory();
@@ -585,14 +621,13 @@ static unsigned char *copy_text(Bytes at, Bytes end, Bytes stop, unsigned char *
     return to - (at - end);
 }
 
-/* The spaces of bytes.strip(), without the line end. */
-static int is_blank(unsigned char byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
-
 /* Scan all lines of text; return 0 if memory runs out, and -1 if a line is too long or not UTF-8. */
 static int scan_plain(Scan *scan, unsigned char *texts, Bytes stop, int64_t most_bytes, Found *found)
 {
     unsigned char *written = texts;
     for (Bytes line = scan->block; line < stop; found->num_lines++) {
+        if (is_blank(*line) && (line = skip_blank_lines(line, stop, 0, &found->num_lines)) == stop)
+            break;
         Bytes end = memchr(line, '\n', (size_t)(stop - line)), next;
         end = end ? end : stop;
         next = end + 1;
@@ -646,14 +681,18 @@ static PyObject *scan_text(PyObject *module, PyObject *args)
     }
     /* A separator is longer than the line end that it replaces. */
     Py_ssize_t room = num_bytes + SLACK;
-    for (Py_ssize_t i = 0; i < num_bytes; i++)
-        room += 2 * (state.block[i] == '\n');
+    for (Py_ssize_t i = 0; i < num_bytes;) {
+        unsigned char ends = 0;
+        for (Py_ssize_t most = num_bytes - i < 255 ? num_bytes : i + 255; i < most; i++)
+            ends += state.block[i] == '\n';
+        room += 2 * (Py_ssize_t)ends;
+    }
     if (!(texts = PyBytes_FromStringAndSize(NULL, room)))
         goto done;
+    unsigned char *to = (unsigned char *)PyBytes_AsString(texts);
     int outcome;
     Py_BEGIN_ALLOW_THREADS;
-    outcome = scan_plain(&state, (unsigned char *)PyBytes_AsString(texts), state.block + num_bytes,
-                         (int64_t)most_bytes, &found);
+    outcome = scan_plain(&state, to, state.block + num_bytes, (int64_t)most_bytes, &found);
     Py_END_ALLOW_THREADS;
     if (outcome == 0)
         PyErr_NoMemory();

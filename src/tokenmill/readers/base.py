@@ -53,6 +53,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Plain text: each file is one document."""
     record_keys: tuple[str, ...] = ()
     """The fields of supervised data: batches then have records instead of texts."""
+    needed_keys: tuple[str, ...] = ()
+    """Those of them without which a record is a reject."""
     max_document_bytes: int = 256_000_000
     """The longest text, in bytes of UTF-8."""
     memory_bytes: int = NO_LIMIT

@@ -79,7 +79,7 @@ class JsonlReader(DelimitedReader):
         assert self._scanner is not None
         if num_bytes > LARGEST_BLOCK:
             return None
-        found = self._scanner.scan(data, num_bytes, self._max_text)
+        found = self._scanner.scan(data, num_bytes, self._max_text, self.max_bytes)
         rejects = []
         for start, stop, number in found.odd.tolist():
             document = self._decode_one(data[start:stop])
@@ -137,6 +137,7 @@ class _RecordFields:
         self.keep_parts = tuple(map(split_key, options.keep_keys))
         self._parts = tuple(map(split_key, options.record_keys))
         self._nothing = (None,) * len(self._parts)
+        self._needed = [number for number, key in enumerate(options.record_keys) if key in options.needed_keys]
         self._names = [parts[0] for parts in self._parts] if all(len(parts) == 1 for parts in self._parts) else None
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(dict[str, Any])
 
@@ -166,13 +167,16 @@ class _RecordFields:
             documents = [tuple([record.get(name) for name in self._names]) for record in records]
         else:
             documents = [tuple([find_value(record, parts) for parts in self._parts]) for record in records]
-        return None if self._nothing in documents else documents
+        if self._nothing in documents:
+            return None
+        lacks = any(document[number] is None for document in documents for number in self._needed)
+        return None if lacks else documents
 
     def _kept(self, record: Any) -> _Kept:
         return tuple(as_kept(find_value(record, parts)) for parts in self.keep_parts)
 
     def _read_again(self, data: bytes | bytearray) -> tuple[Any, _Kept] | Refusal:
-        return explain_record(data, self._parts)
+        return explain_record(data, self._parts, [self._parts[number] for number in self._needed])
 
 
 class _TextFields(_RecordFields):
@@ -196,7 +200,9 @@ class _TextFields(_RecordFields):
         self._text_of = attrgetter("text" + ".inner" * (len(self._text_parts) - 1) if self._typed else "text")
         field_of = {name: field for field, name in names.items()}
         self._kept_of = [
-            (self._text_of, ()) if parts == self._text_parts else (attrgetter(field_of[parts[0]]), parts[1:])
+            (self._text_of, ())
+            if self._typed and parts == self._text_parts
+            else (attrgetter(field_of[parts[0]]), parts[1:])
             for parts in self.keep_parts
         ]
 
@@ -239,9 +245,9 @@ class _Scanner:
         keys = (options.text_key, *options.keep_keys)
         return line_scanner is not None and max(len(keys), *(len(split_key(key)) for key in keys)) <= MOST_SCANNED
 
-    def scan(self, data: bytes | bytearray, num_bytes: int, most_bytes: int) -> _Scanned:
-        """Decode the first `num_bytes`; a text with more than `most_bytes` is left."""
-        found = line_scanner.scan_json(data, num_bytes, self._paths, most_bytes)
+    def scan(self, data: bytes | bytearray, num_bytes: int, most_bytes: int, most_line_bytes: int) -> _Scanned:
+        """Decode the first `num_bytes`; longer texts and lines are left."""
+        found = line_scanner.scan_json(data, num_bytes, self._paths, most_bytes, most_line_bytes)
         texts, longest, leads, num_lines, documents, odd = found
         rows = np.frombuffer(documents, np.int64).reshape(-1, 2 * len(self._paths))
         kept = None

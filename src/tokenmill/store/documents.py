@@ -27,6 +27,8 @@ MANY_POSITIONS = 512
 """With this many runs or more, a lookup table saves more time than it takes to build."""
 CELLS_PER_INTERVAL = 4
 MAX_STEPS = 4
+RUNS_AT_ONCE = 1 << 20
+"""Documents chosen here and there may be in many millions of runs; lookups of so many at once take little memory."""
 
 
 class Documents:
@@ -52,33 +54,61 @@ class Documents:
         self.beside = dict(beside or {})
         self.tokenizer: tuple[str, str] | None = None
         """Name and hash of the tokenizer that made the ids; None if unknown."""
+        self.sources: tuple[tuple[str, int], ...] = ((name, 0),)
+        """The stores that were joined, each with its first shard in the table."""
         self.name = name
         self.fingerprint = fingerprint
         if runs is None:
             filled = np.flatnonzero(table.num_documents)
             runs = (filled, np.zeros(len(filled), np.int64), table.num_documents[filled])
-        self._shards, self._first_documents, counts = runs
-        self._first_tokens, stops = self._run_bounds(counts)
+        shards, firsts, counts = runs
+        self._shards: Any = shards if len(shards) < RUNS_AT_ONCE else shards.astype(np.int32)
         self._document_ends = np.cumsum(counts)
-        self._token_ends = np.cumsum(stops - self._first_tokens)
+        self._token_ends, self._token_shifts = np.empty((2, len(counts)), np.int64)
+        for run in range(0, len(counts), RUNS_AT_ONCE):
+            some = slice(run, run + RUNS_AT_ONCE)
+            starts, self._token_shifts[some] = self._run_bounds(self._shards[some], firsts[some], counts[some])
+            np.subtract(self._token_shifts[some], starts, out=self._token_ends[some])
+        np.cumsum(self._token_ends, out=self._token_ends)
         self.num_documents = int(self._document_ends[-1]) if len(counts) else 0
         self.num_tokens = int(self._token_ends[-1]) if len(counts) else 0
+        self.is_scattered = len(counts) > len(table.stems)
+        """Whether these are documents chosen here and there, so that they are in more runs than there are shards."""
+        self.run_tokens = self.num_tokens // max(1, len(counts))
+        """The number of tokens in a run, on average."""
         # The numbers that the first document and the first token of each run's shard would have.
-        self._document_shifts = self._document_ends - counts - self._first_documents
-        self._token_shifts = self._token_ends - stops
+        self._document_shifts = self._document_ends - counts
+        self._document_shifts -= firsts
+        np.subtract(self._token_ends, self._token_shifts, out=self._token_shifts)
 
-    def _run_bounds(self, counts: Integers) -> tuple[Integers, Integers]:
+    def _run_bounds(self, shards: Integers, firsts: Integers, counts: Integers) -> tuple[Integers, Integers]:
         """The first token of each run in its shard, and the one past its last; whole shards need no lookup."""
         starts = np.zeros(len(counts), np.int64)
-        stops = self.table.num_tokens[self._shards]
-        late = np.flatnonzero(self._first_documents)
+        stops = self.table.num_tokens[shards]
+        late = np.flatnonzero(firsts)
         if len(late):
-            starts[late], _ = self.table.document_bounds(self._shards[late], self._first_documents[late])
-        ends = self._first_documents + counts
-        early = np.flatnonzero(ends != self.table.num_documents[self._shards])
+            starts[late], _ = self.table.document_bounds(shards[late], firsts[late])
+        ends = firsts + counts
+        early = np.flatnonzero(ends != self.table.num_documents[shards])
         if len(early):
-            stops[early], _ = self.table.document_bounds(self._shards[early], ends[early])
+            stops[early], _ = self.table.document_bounds(shards[early], ends[early])
         return starts, stops
+
+    def cut(self, starts: Integers, lengths: Integers) -> tuple[Integers, Integers, Integers]:
+        """Cut ranges of tokens where runs end: how many pieces each range has, their first tokens and lengths."""
+        stops = starts + lengths
+        firsts = self._runs_of(starts)
+        counts = self._runs_of(stops - 1) - firsts + 1
+        runs = np.arange(int(counts.sum())) - (np.cumsum(counts) - counts - firsts).repeat(counts)
+        ends = self._token_ends[runs]
+        begins = np.maximum(starts.repeat(counts), np.where(runs > 0, self._token_ends[runs - 1], 0))
+        sizes = np.minimum(stops.repeat(counts), ends) - begins
+        if (sizes == 0).any():
+            # A run may have only documents without a token.
+            filled = sizes > 0
+            counts = np.bincount(np.arange(len(counts)).repeat(counts)[filled], minlength=len(counts))
+            begins, sizes = begins[filled], sizes[filled]
+        return counts, begins, sizes
 
     @property
     def mask(self) -> Documents | None:
@@ -176,8 +206,14 @@ class Documents:
 
     def lengths(self, shards: range | None = None) -> Iterator[Integers]:
         """The lengths of all documents, or of those in some shards, run by run; much faster than `bounds`."""
-        counts = np.diff(self._document_ends, prepend=0).tolist()
-        for shard, first, count in zip(self._shards.tolist(), self._first_documents.tolist(), counts, strict=True):
+        if shards is None and self.is_scattered:
+            for number in range(0, self.num_documents, RUNS_AT_ONCE):
+                starts, stops = self.bounds(np.arange(number, min(number + RUNS_AT_ONCE, self.num_documents)))
+                yield stops - starts
+            return
+        counts = np.diff(self._document_ends, prepend=0)
+        firsts = self._document_ends - counts - self._document_shifts
+        for shard, first, count in zip(self._shards.tolist(), firsts.tolist(), counts.tolist(), strict=True):
             if shards is not None and shard not in shards:
                 continue
             lengths = np.diff(self.table.all_starts(shard, first, count))
@@ -203,6 +239,11 @@ class Documents:
         runs = np.searchsorted(self._document_ends, documents, "right")
         return self._shards[runs], documents - self._document_shifts[runs]
 
+    def find_sources(self, documents: Integers) -> Integers:
+        """The number of the joined store that each document is from."""
+        first_shards = np.array([shard for _, shard in self.sources])
+        return np.searchsorted(first_shards, self.locate(documents)[0], "right") - 1
+
     def slice(self, start: int, stop: int) -> Documents:
         """The documents from `start` up to `stop`."""
         start, stop = whole_number(start, "start"), whole_number(stop, "stop")
@@ -223,20 +264,33 @@ class Documents:
         name = f"{self.name} without {plural(len(denied), 'document')}"
         return self._choose(starts, stops, name, f"without {xxhash.xxh3_64_hexdigest(denied.astype('<i8').tobytes())}")
 
+    def choose(self, numbers: Integers, name: str) -> Documents:
+        """Only the documents of these numbers, which ascend."""
+        breaks = np.flatnonzero(np.diff(numbers) != 1)
+        starts = numbers[np.concatenate([[0], breaks + 1])] if len(numbers) else numbers
+        stops = numbers[np.concatenate([breaks, [-1]])] + 1 if len(numbers) else numbers
+        digest = xxhash.xxh3_64(np.ascontiguousarray(starts, "<i8").data)
+        digest.update(np.ascontiguousarray(stops, "<i8").data)
+        return self._choose(starts, stops, name, f"choose {digest.hexdigest()}")
+
     def _choose(self, starts: Integers, stops: Integers, name: str, change: str) -> Documents:
-        """Select the documents of some intervals, split at the ends of runs."""
-        if self.holds == "pairs" and ((starts | stops)[stops > starts] % 2).any():
+        """Select the documents of some intervals, which ascend, split at the ends of runs."""
+        if (starts == stops).any():
+            filled = starts < stops
+            starts, stops = starts[filled], stops[filled]
+        if self.holds == "pairs" and ((starts | stops) % 2).any():
             raise UsageError(f"{self.name} has pairs of documents 2i and 2i + 1; take or leave out both of a pair")
-        edges = np.unique(np.concatenate([starts, stops, self._document_ends]))
-        edges = edges[(edges >= starts[0]) & (edges <= stops[-1])]
-        firsts, counts = edges[:-1], np.diff(edges)
-        inside = firsts < stops[np.searchsorted(starts, firsts, "right") - 1]
-        firsts, counts = firsts[inside], counts[inside]
-        runs = np.searchsorted(self._document_ends, firsts, "right")
+        cuts = self._document_ends[:-1]
+        if len(starts):
+            among = np.searchsorted(starts, cuts, "right") - 1
+            cuts = cuts[(among >= 0) & (cuts > starts[among]) & (cuts < stops[among])]
+            # Sorting is fast because both parts are sorted.
+            starts, stops = (np.sort(np.concatenate([some, cuts]), kind="stable") for some in (starts, stops))
+        runs = np.searchsorted(self._document_ends, starts, "right")
         fingerprint = xxhash.xxh3_64_hexdigest(f"{self.fingerprint} {change}".encode())
-        pieces = (self._shards[runs], firsts - self._document_shifts[runs], counts)
+        pieces = (self._shards[runs], starts - self._document_shifts[runs], stops - starts)
         chosen = Documents(self.table, name, fingerprint, pieces, self.beside, self.vocab_size, self.holds)
-        chosen.tokenizer = self.tokenizer
+        chosen.tokenizer, chosen.sources = self.tokenizer, self.sources
         return chosen
 
     def __repr__(self) -> str:

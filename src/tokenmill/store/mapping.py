@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -23,15 +22,13 @@ import numpy.typing as npt
 from tokenmill.errors import StoreError
 from tokenmill.regular_files import regular_descriptor
 
-__all__ = ["MAX_MAPPINGS", "DiskWatch", "MappedFile", "everywhere", "let_go", "will_need", "windows_everywhere"]
+__all__ = ["MAX_MAPPINGS", "MappedFile", "everywhere", "let_go", "will_need", "windows_everywhere"]
 
 MAX_MAPPINGS = 50_000
 """Linux allows 65,530 mappings in a process; the rest is for the program and its libraries."""
 ADDRESS_BITS = 48
 """The user space of arm64; that of x86-64 is smaller."""
 _READ, _SHARED, _FAILED = 1, 1, ctypes.c_void_p(-1).value
-SLOW_ROWS = 16_384
-"""After a page fault that waited for the disk, read ahead for this many rows."""
 RANDOM, WILL_NEED, DONT_NEED = 1, 3, 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -116,37 +113,3 @@ def let_go(address: int, num_bytes: int) -> None:
     """Unmap pages from this process until they are read again; they stay in the page cache while memory allows."""
     start = address // _PAGE * _PAGE
     _advise(start, address + num_bytes - start, DONT_NEED)
-
-
-class DiskWatch:
-    """Detects by major page faults that rows come from the disk and not from memory.
-
-    Reading ahead costs half a microsecond a row, in vain if everything is in memory already. So it is on at the start
-    and for a while after such a fault.
-    """
-
-    def __init__(self, first_rows: int) -> None:
-        self.rows_left = self._first_rows = first_rows
-        """Read ahead until this many more rows are filled."""
-        self._rows_unseen = 0
-        self._num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        self._has_faulted = False
-
-    @property
-    def has_waited(self) -> bool:
-        """Whether recent rows came from the disk."""
-        return self._has_faulted and self.rows_left > 0
-
-    def observe(self, num_rows: int) -> None:
-        """Look for page faults while this many rows were filled; another thread may have caused them, too.
-
-        While there are none, check only now and then.
-        """
-        self.rows_left -= num_rows
-        self._rows_unseen += num_rows
-        if self.rows_left <= 0 and self._rows_unseen < self._first_rows:
-            return
-        num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        if num_faults - self._num_faults > self._rows_unseen // 8:
-            self.rows_left, self._has_faulted = SLOW_ROWS, True
-        self._num_faults, self._rows_unseen = num_faults, 0

@@ -19,7 +19,7 @@ from tokenmill.store.documents import Documents
 from tokenmill.store.shard import SHARED
 from tokenmill.store.table import Integers
 
-__all__ = ["read_kept", "read_shared", "read_sources"]
+__all__ = ["KEPT", "kept_fields_of", "read_fields_of", "read_kept", "read_shared", "read_sources"]
 
 MOST_TABLES = 256
 KEPT = "key."
@@ -49,6 +49,34 @@ def read_kept(documents: Documents, numbers: Integers) -> dict[str, list[str | N
             values = found.setdefault(name.removeprefix(KEPT), [None] * len(numbers))
             values[place] = table[name][number].as_py()
     return found
+
+
+def kept_fields_of(documents: Documents, shard: int) -> set[str]:
+    """Return the names of the kept fields of a shard; there are none in foreign formats."""
+    import pyarrow as pa
+
+    path = Path(documents.table.local_path(shard, ".docs.parquet"))
+    if not path.exists():
+        return set()
+    try:
+        with open_parquet(path) as file:
+            return {name.removeprefix(KEPT) for name in file.schema_arrow.names if name.startswith(KEPT)}
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} cannot be read ({str(error)[:80]}); run tokenmill verify") from None
+
+
+def read_fields_of(documents: Documents, shard: int, columns: list[str], count: int) -> Any:
+    """Read columns of all documents of a shard, without keeping them; without columns, a table of as many rows."""
+    import pyarrow as pa
+
+    if not columns:
+        return pa.table({"row": pa.nulls(count)})
+    path = Path(documents.table.local_path(shard, ".docs.parquet"))
+    try:
+        with open_parquet(path) as file:
+            return file.read(columns=columns)
+    except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} cannot be read ({str(error)[:80]}); run tokenmill verify") from None
 
 
 def read_shared(documents: Documents, numbers: Integers) -> tuple[Integers, Integers, Integers]:

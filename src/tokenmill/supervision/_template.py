@@ -40,7 +40,7 @@ DICT_NAMES = frozenset(dir(AttributedDict()))
 STRING_METHODS = frozenset(["endswith", "lstrip", "replace", "rstrip", "split", "startswith", "strip"])
 """Methods that a template may have without the sandbox looking at them."""
 PROMPT = "add_generation_prompt"
-_REACHED, _TESTED, _KEPT = "tokenmill_reached", "tokenmill_tested", "tokenmill_kept"
+_REACHED, _TAKEN, _TESTED, _KEPT = "tokenmill_reached", "tokenmill_taken", "tokenmill_tested", "tokenmill_kept"
 _CONCAT, _ENDED, _IN, TAG = "tokenmill_concat", "tokenmill_ended", "tokenmill_in", "tokenmill_tag"
 """Names of functions and filters that are added to templates."""
 
@@ -60,7 +60,7 @@ class CompiledTemplate:
         self._date = date
         self._records_json: Callable[[Any, Options], Any] | None = None
         self.environment = environment = _environment(date)
-        environment.filters |= {"tojson": self._to_json, _REACHED: self._mark_message}
+        environment.filters |= {"tojson": self._to_json, _REACHED: self._mark_message, _TAKEN: self._mark_taken}
         environment.filters |= {_TESTED: self._test, _KEPT: self._keep}
         try:
             tree, self.source_tree = environment.parse(source), environment.parse(source)
@@ -105,6 +105,12 @@ class CompiledTemplate:
         """Count a pass of a loop, and say that it has reached a message, if the value is one."""
         self.environment.budget.spend(STEPS_OF_A_PASS)
         number = self._numbers.get(id(value))
+        return "" if number is None else attach("", [Part(0, 0, Event("begin", loop, number))])
+
+    def _mark_taken(self, values: Any, place: Any, loop: int) -> str:
+        """Say that a loop over places has reached a message, if it takes one from a list."""
+        is_inside = type(values) is list and type(place) is int and 0 <= place < len(values)
+        number = self._numbers.get(id(values[place])) if is_inside else None
         return "" if number is None else attach("", [Part(0, 0, Event("begin", loop, number))])
 
     def _test(self, value: Any) -> bool:
@@ -158,7 +164,7 @@ def _environment(date: str | None) -> Any:
     class Environment(LimitedEnvironment):
         records = False
         """Whether a recorder follows the rendering."""
-        cheap_filters = LimitedEnvironment.cheap_filters | {_REACHED, _TESTED, _KEPT, _IN}
+        cheap_filters = LimitedEnvironment.cheap_filters | {_REACHED, _TAKEN, _TESTED, _KEPT, _IN}
 
         def getattr(self, obj: Any, attribute: str) -> Any:
             # A third of a rendering is looking up fields of messages, because the sandbox first looks for methods of
@@ -233,9 +239,25 @@ def _report_loops(node: Any, numbers: itertools.count[int]) -> None:
                 marked = nodes.Filter(value, _REACHED, [loop], [], None, None)
                 if child.test is not None:
                     child.test = nodes.And(nodes.Filter(value, _TESTED, [], [], None, None), child.test)
-                child.body.insert(0, nodes.Output([marked]).set_lineno(line))
+                taken = [nodes.Filter(one, _TAKEN, [value, loop], [], None, None) for one in _lists_of_places(child)]
+                child.body.insert(0, nodes.Output([marked, *taken]).set_lineno(line))
                 reported.append(_output(_ENDED, loop, line=line))
         setattr(node, field, reported)
+
+
+def _lists_of_places(loop: Any) -> list[Any]:
+    """Return the lists from which a loop over numbers takes the item at each number: `messages` in `messages[i]`."""
+    from jinja2 import nodes
+
+    if not isinstance(loop.iter, nodes.Call) or getattr(loop.iter.node, "name", "") != "range":
+        return []
+    taken = (
+        item.node.name
+        for item in loop.find_all(nodes.Getitem)
+        if isinstance(item.node, nodes.Name) and getattr(item.arg, "name", "") == getattr(loop.target, "name", None)
+    )
+    set_inside = {name.name for name in loop.find_all(nodes.Name) if name.ctx != "load"}
+    return [nodes.Name(name, "load") for name in dict.fromkeys(taken) if name not in set_inside]
 
 
 def _replace_operators(node: Any) -> None:
@@ -284,8 +306,9 @@ def _settled(body: list[Any], open_names: set[str]) -> set[str]:
     from jinja2 import nodes
 
     settled: set[str] = set()
+    changed = {reference.name for node in body for reference in node.find_all(nodes.NSRef)}
     for node in body:
-        if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name):
+        if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name) and node.target.name not in changed:
             rest = [other for other in body if other is not node]
             is_set_again = any(
                 name.name == node.target.name and name.ctx != "load" for other in rest for name in _names(other)

@@ -40,6 +40,19 @@ class Turn(NamedTuple):
     has_stop: bool
 
 
+class Usual(NamedTuple):
+    """What a template writes before a content, and after it: in the middle of a conversation, and at its end."""
+
+    header: str = ""
+    middle: str | None = None
+    last: str | None = None
+
+    @property
+    def are_known(self) -> bool:
+        """Whether the template can render a content."""
+        return self.middle is not None or self.last is not None
+
+
 class Rendering:
     """A rendered conversation: its text, and where each message is in it."""
 
@@ -51,6 +64,8 @@ class Rendering:
         self._places = [part.start for part in self.sources]
         self.tags = _pair_tags(events)
         self.segments = _find_segments(events)
+        if last := self._find_last(self.end):
+            self.segments[last] = [(self.end, len(self.text))]
 
     @property
     def end(self) -> int:
@@ -62,12 +77,23 @@ class Rendering:
         """What the template writes after the last message."""
         return self.text[self.end :]
 
+    def _find_last(self, end: int) -> int | None:
+        """Return the message that the template writes after its loops, if that is one that no loop writes."""
+        others = {part.what.message for part in self.sources if part.start >= end}
+        is_last = len(others) == 1 and self.segments and min(others) > max(self.segments)
+        return others.pop() if is_last else None
+
     def segment(self, number: int) -> Span | None:
         """Return where the template writes a message, or None if it writes nothing for it."""
         spans = self.segments.get(number, [])
         if len(spans) > 1:
             raise TemplateRefused(f"the chat template writes message {number + 1} in {len(spans)} places")
         return spans[0] if spans else None
+
+    def is_after(self, other: int, number: int) -> bool:
+        """Whether another message is written, and not inside this one."""
+        spans, own = self.segments.get(other, []), self.segments.get(number, [])
+        return bool(spans) and bool(own) and spans[0][0] >= own[0][1]
 
     def sources_in(self, start: int, stop: int) -> list[Part]:
         """Return the characters between two places that are not the template's."""
@@ -87,8 +113,13 @@ def _pair_tags(events: list[Part]) -> list[Span]:
 
 
 def _find_segments(events: list[Part]) -> dict[int, list[Span]]:
-    """Return the spans that loops wrote between two messages, where they wrote anything."""
+    """Return the spans that loops wrote between two messages, where they wrote anything.
+
+    A loop inside a loop may go through the messages again, to look for the name of a tool. What it writes belongs to
+    the message of the outer loop, unless only the inner loop writes a message.
+    """
     segments: dict[int, list[Span]] = {}
+    inner: dict[int, list[Span]] = {}
     opened: dict[int, tuple[int, int]] = {}
     for place, _, event in events:
         kind, loop, message = event
@@ -97,10 +128,10 @@ def _find_segments(events: list[Part]) -> dict[int, list[Span]]:
         if loop in opened:
             number, start = opened.pop(loop)
             if place > start:
-                segments.setdefault(number, []).append((start, place))
+                (inner if opened else segments).setdefault(number, []).append((start, place))
         if kind == "begin":
             opened[loop] = (message, place)
-    return segments
+    return inner | segments
 
 
 Render = Callable[[list[Message], bool], Rendering]
@@ -179,7 +210,7 @@ class TurnFinder:
             prompts = []
         prompts = prompts or _ask(render, messages[:number])
         shared = max((self._common_start(written, prompt) for prompt in prompts), default=0)
-        return shared or self._common_start(written, self._usual[0])
+        return shared or self._common_start(written, self._usual.header)
 
     @cached_property
     def _usual_prompts(self) -> list[str]:
@@ -209,12 +240,17 @@ class TurnFinder:
 
     # Where a turn ends
 
-    def _always_prompts(self, render: Render, whole: Rendering, messages: list[Message]) -> bool:
-        """Whether what the template writes after the last message is a generation prompt, asked for or not."""
+    def _always_prompts(
+        self, render: Render, whole: Rendering, messages: list[Message], usual: Usual | None = None
+    ) -> bool:
+        """Whether what the template writes after the last message is a generation prompt, or begins one, unasked."""
         if not whole.tail:
             return False
         asked = _attempt(render, messages, True)
-        return asked is not None and asked.tail == whole.tail
+        if asked is None or not asked.tail.startswith(whole.tail):
+            return False
+        usual = usual or self._usual
+        return asked.tail == whole.tail or bool(usual.middle and usual.header.startswith(whole.tail))
 
     def _find_stop(self, whole: Rendering, messages: list[Message], number: int, turn: Span) -> tuple[int, bool]:
         """Return the end of a turn, and whether it has what stops the model.
@@ -226,8 +262,9 @@ class TurnFinder:
         ending = whole.text[last_own:end].rstrip()
         if self._ends_turns and self._is_ending(ending):
             return last_own + len(ending), True
-        after = next((n for n in range(number + 1, len(messages)) if whole.segments.get(n)), number)
-        others_follow = messages[after]["role"] != messages[number]["role"]
+        after = next((n for n in range(number + 1, len(messages)) if whole.is_after(n, number)), number)
+        role = messages[after]["role"]
+        others_follow = role != messages[number]["role"] and not (role == "user" and self._usual.middle)
         following = self._following.match(whole.text, end) if others_follow else None
         return (following.end(), True) if following else (end, False)
 
@@ -236,37 +273,36 @@ class TurnFinder:
         return bool(text) and (self._tokens.split(text)[-1] == "" or text.endswith(self._endings))
 
     @cached_property
-    def _usual(self) -> tuple[str, list[str]]:
-        """What the template writes before a content, and after it: at the end of a conversation, and in its middle."""
+    def _usual(self) -> Usual:
         found = self._usual_of(BLANK)
         # Some templates know no strings, but lists of parts.
-        return found if found[1] else self._usual_of([{"type": "text", "text": BLANK}])
+        return found if found.are_known else self._usual_of([{"type": "text", "text": BLANK}])
 
-    def _usual_of(self, content: Any) -> tuple[str, list[str]]:
+    def _usual_of(self, content: Any) -> Usual:
         asking, answering = ({"role": role, "content": content} for role in ("user", "assistant"))
-        before, after = "", []
-        for talk in ([asking, answering], [asking, answering, asking]):
+        usual = Usual()
+        for talk in ([asking, answering, asking], [asking, answering]):
             rendered = _attempt(self._render, talk, False)
             segment = rendered.segment(1) if rendered is not None else None
             if rendered is None or segment is None:
                 continue
-            end = len(rendered.text) if len(talk) == 2 else segment[1]
-            if len(talk) == 2 and self._always_prompts(self._render, rendered, talk):
-                end = segment[1]
+            is_last = len(talk) == 2 and not self._always_prompts(self._render, rendered, talk, usual)
+            end = len(rendered.text) if is_last else segment[1]
             head, is_written, tail = rendered.text[segment[0] : end].partition(BLANK)
             if is_written:
-                before = head
-                after.append(tail.strip())
-        return before, after
+                header = usual.header or head
+                ending = {"last" if len(talk) == 2 else "middle": tail.strip()}
+                usual = usual._replace(header=header, **ending)
+        return usual
 
     @property
     def _ends_turns(self) -> bool:
         """Whether the template writes something after a content; taken for granted if that cannot be rendered."""
-        return any(self._usual[1]) or not self._usual[1]
+        return bool(self._endings) or not self._usual.are_known
 
     @property
     def _endings(self) -> tuple[str, ...]:
-        return tuple(filter(None, self._usual[1]))
+        return tuple(filter(None, (self._usual.last, self._usual.middle)))
 
     # What others say inside a turn
 
@@ -276,7 +312,7 @@ class TurnFinder:
         """Return the parts of a turn around what later messages say in it, such as the answers of tools."""
         start, end = turn
         later = [part for part in whole.sources_in(start, end) if part.what.message > number]
-        is_moved = number + 1 < len(messages) and not whole.segments.get(number + 1)
+        is_moved = number + 1 < len(messages) and not whole.is_after(number + 1, number)
         if not later and not is_moved:
             return [turn]
         alone = _attempt(render, messages[: number + 1], False)
@@ -285,16 +321,31 @@ class TurnFinder:
             raise TemplateRefused(f"the chat template writes other messages inside message {number + 1}")
         first = whole.segment(number)
         assert first is not None
-        shared = self._shared_start(whole.text[first[0] : end], alone.text[segment[0] : segment[1]])
-        if first[0] + shared >= end or not later:
-            return [(start, min(end, first[0] + shared))] if is_moved else [turn]
+        theirs = later[0].start if later else end
+        ours, same = _last_common(whole.own(number, first[0], theirs), alone.own(number, *segment))
+        ours, same = ours or first[0], same or segment[0]
+        cut = ours + self._shared_start(whole.text[ours:end], alone.text[same : segment[1]])
+        if cut >= end or not later:
+            return [(start, min(end, cut))] if is_moved else [turn]
         after = whole.own(number, later[-1].stop, end)
         again = [(after[0].start, end)] if after else []
-        return [(start, max(start, first[0] + shared)), *again]
+        return [(start, max(start, cut)), *again]
 
     def _shared_start(self, one: str, other: str) -> int:
         pairs = zip(self._units(one), self._units(other), strict=False)
         return sum(len(ours) for ours, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _last_common(ours: list[Part], alone: list[Part]) -> tuple[int, int]:
+    """Return where the last of a message's own characters that two renderings share end in each; 0 if they share none.
+
+    A template may write the reasoning of a message in only one of them.
+    """
+    stops: dict[Any, list[int]] = {}
+    for part in ours:
+        stops.setdefault(part.what, []).append(part.stop)
+    shared = [(stops[part.what].pop(0), part.stop) for part in alone if stops.get(part.what)]
+    return max(shared, default=(0, 0))
 
 
 def _ask(render: Render, messages: list[Message]) -> list[str]:

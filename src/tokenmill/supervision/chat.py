@@ -8,6 +8,7 @@ template did is recorded, and replayed for the others (`_recorder.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from tokenmill.errors import UsageError
@@ -25,13 +26,15 @@ from tokenmill.supervision._recorder import MARKS, LooksInside, Recorder, Trace,
 from tokenmill.supervision._selection import select_turns
 from tokenmill.supervision._template import CompiledTemplate, TemplateRefused
 from tokenmill.supervision._traces import Traces
-from tokenmill.supervision._turns import Rendering, Turn, TurnFinder
+from tokenmill.supervision._turns import BLANK, Rendering, Turn, TurnFinder
 from tokenmill.supervision.options import Supervision
 from tokenmill.text_batch import Refusal, shorten
 
 __all__ = ["MARKS", "ChatTemplate"]
 
 Message = dict[str, Any]
+WRITTEN = ("content", "tool_calls", *FIELDS.values())
+"""Fields that the model has to write."""
 
 
 class ChatTemplate:
@@ -58,6 +61,15 @@ class ChatTemplate:
             has_tags=self._template.has_tags,
         )
         self._traces, self._layout = Traces(), LeafRules()
+
+    @cached_property
+    def needs_content(self) -> bool:
+        """Whether the template can write calls of tools only if they have a content, at least an empty one."""
+        call = {"type": "function", "id": "call00000", "function": {"name": BLANK, "arguments": {BLANK: BLANK}}}
+        messages: list[Message] = [{"role": "user", "content": BLANK}, {"role": "assistant", "tool_calls": [call]}]
+        if not isinstance(self.render_text(messages, prompt=False), Refusal):
+            return False
+        return not isinstance(self.render_text([messages[0], {**messages[1], "content": ""}], prompt=False), Refusal)
 
     def read(self, messages: list[Message], tools: Any = None) -> Conversation | None:
         """Return the shape and the leaves of a conversation that may be replayed."""
@@ -89,6 +101,7 @@ class ChatTemplate:
         found = {turn.message: turn for turn in turns}
         for number in wanted:
             _check_written(whole, messages[number], number, found.get(number))
+        self._check_trained(whole, wanted, found)
         return whole.text, select_turns(whole, messages, turns, self._options)
 
     def render_text(self, messages: list[Message], tools: Any = None, *, prompt: bool) -> str | Refusal:
@@ -138,7 +151,21 @@ class ChatTemplate:
         found = {turn.message: turn for turn in turns}
         for number in wanted:
             _check_written(whole, messages[number], number, found.get(number), only_own=True)
+        self._check_trained(whole, wanted, found)
         return Trace(recorder, whole.text, select_turns(whole, messages, turns, self._options))
+
+    def _check_trained(self, whole: Rendering, wanted: list[int], found: dict[int, Turn]) -> None:
+        """Refuse a conversation in which the turn of a message has nothing of a field that the template writes."""
+        for number in wanted if not self._template.has_tags else ():
+            own = [part for part in whole.own(number, *(whole.segment(number) or (0, 0))) if part.what.field in WRITTEN]
+            spans = found[number].spans if number in found else ()
+            trained = {p.what.field for p in own if any(start < p.stop and p.start < stop for start, stop in spans)}
+            for part in own:
+                if part.what.field not in trained and not whole.text[part.start : part.stop].isspace():
+                    raise TemplateRefused(
+                        f"the turn of message {number + 1} would leave out its {part.what.field}, because the chat "
+                        "template writes it in another place than other templates do; use another template"
+                    )
 
 
 def _attribute_message(message: Message, number: int) -> Message:
@@ -165,6 +192,11 @@ def _check_written(
         is_there = key in fields or (not only_own and any(string in text for string in strings))
         if not is_there and (strings or (only_own and key == "tool_calls" and message.get(key))):
             lost.append(key)
+    if lost and turn is None and whole.own(number, 0, len(whole.text)):
+        raise TemplateRefused(
+            f"the chat template writes message {number + 1} outside of a loop over the messages, so the bounds of its "
+            "turn are not known; use another template"
+        )
     if "tool_calls" in lost or (lost and not fields) or (lost and turn is None):
         raise TemplateRefused(
             f"the chat template writes nothing of the {' and '.join(lost)} of message {number + 1}, so the model would "

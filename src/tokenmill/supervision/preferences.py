@@ -136,8 +136,8 @@ class PairRenderer(Renderer):
         known = read_tools(tools)
         if isinstance(known, Refusal):
             return known
-        sides = [clean_messages(messages) for messages in (chosen, rejected)]
-        opening = clean_messages(prompt) if prompt is not None else []
+        sides = [clean_messages(messages, fills_content=self._chat.needs_content) for messages in (chosen, rejected)]
+        opening = clean_messages(prompt, fills_content=self._chat.needs_content) if prompt is not None else []
         for messages in (opening, *sides):
             if isinstance(messages, Refusal):
                 return messages

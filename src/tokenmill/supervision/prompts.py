@@ -41,7 +41,7 @@ class PromptRenderer(Renderer):
     def _render_conversation(self, messages: Any, tools: Any) -> str | Refusal:
         if self._chat is None:
             return NO_TEMPLATE
-        cleaned, known = clean_messages(messages), read_tools(tools)
+        cleaned, known = clean_messages(messages, fills_content=self._chat.needs_content), read_tools(tools)
         if isinstance(cleaned, Refusal):
             return cleaned
         if isinstance(known, Refusal):

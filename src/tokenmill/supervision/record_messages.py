@@ -11,8 +11,11 @@ from tokenmill.text_batch import Refusal, shorten
 __all__ = ["clean_messages", "collect_strings", "read_tools"]
 
 
-def clean_messages(messages: Any) -> list[dict[str, Any]] | Refusal:
-    """Return messages as templates expect them, without the nulls that Parquet has for missing fields."""
+def clean_messages(messages: Any, *, fills_content: bool = False) -> list[dict[str, Any]] | Refusal:
+    """Return messages as templates expect them, without the nulls that Parquet has for missing fields.
+
+    By choice, a message that has calls of tools and no content gets an empty one.
+    """
     if not isinstance(messages, list) or not messages:
         what = "an empty list" if messages == [] else f"{type(messages).__name__}, not a list"
         return Refusal("bad-messages", f"the messages are {what}; expected objects with role and content")
@@ -40,7 +43,9 @@ def clean_messages(messages: Any) -> list[dict[str, Any]] | Refusal:
                     "not-text", shorten(f"message {number} has a part of type {other!r}; only text is stored")
                 )
             message = {**message, "content": parts}
-        cleaned.append(message if "content" in message else {**message, "content": ""})
+        if fills_content and "content" not in message and message.get("tool_calls"):
+            message = {**message, "content": ""}
+        cleaned.append(message)
     return cleaned
 
 

@@ -131,7 +131,7 @@ class Renderer:
         weights = _take_weights(messages, key.rpartition(".")[2]) if key else None
         if isinstance(weights, Refusal):
             return weights
-        cleaned, tools = clean_messages(messages), read_tools(tools)
+        cleaned, tools = clean_messages(messages, fills_content=self._chat.needs_content), read_tools(tools)
         if isinstance(cleaned, Refusal):
             return cleaned
         if isinstance(tools, Refusal):

@@ -59,7 +59,7 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
             rates = (moment.text_per_second, moment.tokens_per_second)
             if status.state == "running" and not status.is_starting:
                 rates = (moment.text_rate, moment.token_rate)
-            speed = f"{format_bytes(rates[0])}/s, {format_count(rates[1])} tokens/s"
+            speed = f"{format_bytes(rates[0])}/s of text, {format_count(rates[1])} tokens/s"
             yield "speed", f"{speed}, mostly {moment.bottleneck}; start-up {moment.startup_seconds:.1f} s"
     of_records = plural(status.num_documents, status.records_name.removesuffix("s"))
     counted = f"{of_records}, {plural(status.num_tokens, 'token')}, {plural(status.num_rejects, 'reject')}"

@@ -85,7 +85,7 @@ def _rows(outcome: Outcome, manifest: Manifest) -> list[tuple[str, str]]:
         rows.append(("unchecked", f"{plural(outcome.num_unchecked, 'compressed input')} without a checksum"))
     moment = observer.snapshot
     if moment is not None and moment.num_text_bytes:
-        speed = f"{format_bytes(moment.text_per_second)}/s, {format_count(moment.tokens_per_second)} tokens/s"
+        speed = f"{format_bytes(moment.text_per_second)}/s of text, {format_count(moment.tokens_per_second)} tokens/s"
         startup = f"after {moment.startup_seconds:.1f} s of start-up"
         # The totals above are those of all ranks; these are of one.
         whose = "" if outcome.share.is_whole else f", {outcome.share} alone"

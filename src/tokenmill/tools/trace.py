@@ -18,8 +18,8 @@ from tokenmill.dataset.rows import Rows, as_rows
 from tokenmill.display.tables import make_table
 from tokenmill.errors import UsageError
 from tokenmill.formatting import plural, show_safely
-from tokenmill.loaders.base import count_rows
 from tokenmill.loaders.deal import find_owners
+from tokenmill.loaders.passes import count_rows
 from tokenmill.store.sources import read_sources
 from tokenmill.tools._document_parts import document_parts
 from tokenmill.tools.inspect.document_view import describe_origin, kept_fields
@@ -101,11 +101,12 @@ def trace_step(
         found = [(place, part) for place, some in zip(places, parts, strict=False) for part in some]
         # The origins of all documents of a packing are looked up at once.
         source = choice.rows.documents
-        origins = read_sources(source, [part.document for _, part in found])
-        for (place, part), origin in zip(found, origins, strict=True):
+        numbers = [part.document for _, part in found]
+        origins, stores = read_sources(source, numbers), source.find_sources(np.array(numbers, np.int64)).tolist()
+        for (place, part), origin, store in zip(found, origins, stores, strict=True):
             file = inputs[origin["input"]] if inputs is not None and "input" in origin else None
             kept = kept_fields(origin)
-            documents[place].append(TracedDocument(source.name, *part, file, origin.get("position"), kept))
+            documents[place].append(TracedDocument(source.sources[store][0], *part, file, origin.get("position"), kept))
     ranks = (np.arange(size) // batch_size).tolist()
     if balance:
         ranks = _find_ranks(rows, step, batch_size, world_size, rows.limit)
@@ -179,7 +180,8 @@ def render_step(trace: StepTrace) -> RenderableType:
     num_tokens = sum(document.num_tokens for _, document in lines)
     sizes = (plural(len(trace.rows), "row"), plural(len(lines), "document"), plural(num_tokens, "token"))
     title = Text(f"step {trace.step:,}: {', '.join(sizes)}\n", style="bold")
-    heads = ("rank", "row", "row token", "document", "document token", "tokens", "from")
+    # Two lines leave room for the place in a file in 80 columns.
+    heads = ("rank", "row", "row\ntoken", "document", "document\ntoken", "tokens", "from")
     table = make_table(heads, cells, left=("from",))
     if len(lines) <= MOST_LINES:
         return Group(title, table)

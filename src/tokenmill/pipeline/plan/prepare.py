@@ -82,6 +82,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The packages that a process must have in the same version."""
     is_followed: bool = False
     """Whether a training reads each task as soon as it is published."""
+    note_seconds: float = 0.25
+    """How often a process says what it has done so far."""
 
     def reading(self, *, packed: bool = False) -> ReadOptions:
         """How its inputs are read within the memory of a worker; a conversation needs more of it than a text."""

@@ -32,6 +32,7 @@ __all__ = ["Attempt", "make_job"]
 
 TOKENS_PER_BYTE = 0.3
 """About what large vocabularies have for most text; `tokenmill estimate` counts them."""
+FAR_NOTE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,9 @@ class Attempt:
         settings, journal = self.prepared.settings, self.journal
         job = make_job(self.prepared, journal, engine, self.budget.worker_bytes, self.executor.shares_disk)
         job = msgspec.structs.replace(job, is_followed=bool(self.state.part.order))
+        if not job.shares_disk:
+            # At most a thousand notes a second, however large the cluster is.
+            job = msgspec.structs.replace(job, note_seconds=FAR_NOTE_SECONDS * max(1.0, self.budget.num_workers / 1000))
         self.executor.pin(_pins(self.prepared.request))
         key = EngineKey(engine, settings.policy.special_tokens, settings.tokenizer_sha256)
         warm_engine(self.executor, journal.store / "tokenizer", key)

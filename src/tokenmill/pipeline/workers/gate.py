@@ -87,7 +87,7 @@ class Gate:
         display, tokenizer, job, budget = self.display, self._tokenizer, self.job, self.budget
         policy, preview = job.settings.policy, sample.preview
         names = {token: name for name, token in tokenizer.special_tokens.items()}
-        display.say(f"inputs     {describe_inputs(self.prepared.files)}")
+        display.say(f"inputs     {describe_inputs(self.prepared.files, self.prepared.settings.reading)}")
         display.say(f"tokenizer  {tokenizer.name} ({tokenizer.kind}), {plural(tokenizer.vocab_size, 'token')}")
         if parity.num_mismatches == 0 and parity.num_documents:
             parts = f", {parity.num_in_parts:,} of them in parts" if parity.num_in_parts else ""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +54,9 @@ from tokenmill.pipeline.workers.worker import RUN_CALL, share_job
 __all__ = ["Scheduler"]
 
 WAIT_SECONDS = 0.2
+OBSERVE_SECONDS = 0.1
+OBSERVE_SHARE = 0.05
+"""A snapshot looks at every process, so it is taken at intervals and for at most this share of the time."""
 GATE_WAIT_SECONDS = 0.01
 """While the gate, or the end of the run, waits for the reference."""
 GATE = "the parity gate"
@@ -97,6 +100,9 @@ class Scheduler:
         self._items: dict[str, Item] = {}
         """Calls that the executor has."""
         self._num_readers = 0
+        self._num_parts: Counter[int] = Counter()
+        """For each stream, the calls that still read it; one of them may have to take back what it published."""
+        self._next_snapshot = 0.0
         self._is_gate_open = False
         self._gate_sample: GateSample | None = None
         self._early: list[SampledText] = []
@@ -122,8 +128,9 @@ class Scheduler:
                 self._on_compared(compared)
             if self._room is not None:
                 self._room.check(self._items, is_busy=any(item.worker for item in self._items.values()))
-            if self._is_gate_open:
+            if self._is_gate_open and (now := time.monotonic()) > self._next_snapshot:
                 self.observe(self.counts)
+                self._next_snapshot = now + max(OBSERVE_SECONDS, (time.monotonic() - now) / OBSERVE_SHARE)
         if not self._shares_disk:
             self._wait_for_entries()
         self.observe(self.counts)
@@ -158,6 +165,7 @@ class Scheduler:
         file, weight = self._plan.inputs[stream.input], self._plan.weigh(stream)
         share = round(weight * self.budget.num_workers / max(1, total))
         num_parts = max(1, min(MOST_PARTS, share, math.ceil(weight / self.job.settings.task_bytes)))
+        self._num_parts[stream.input] = num_parts
         parts: list[tuple[int, Task | Stream, Item]] = []
         for part in range(num_parts):
             size = file.bytes * (part + 1) // num_parts - file.bytes * part // num_parts
@@ -332,17 +340,13 @@ class Scheduler:
         elif isinstance(item.order, (CutStream, RunStream)):
             self._num_readers -= isinstance(item.order, CutStream)
             number = item.order.stream.input
+            self._num_parts[number] -= isinstance(item.order, RunStream)
             if message.damage is not None:
                 stream = msgspec.structs.replace(item.order.stream, damage=message.damage)
                 self._damaged.append((stream, message.numbers))
                 return
-            if not self._has_parts(number):
+            if not self._num_parts[number]:
                 self.journal.end_stream(number, message.numbers, self._plan.inputs[number].stamp)
-
-    def _has_parts(self, input: int) -> bool:
-        """Whether other calls still read a stream; one of them may have to take back what it published."""
-        orders = [item.order for item in (*self._items.values(), *(item for *_, item in self._pending))]
-        return any(isinstance(order, RunStream) and order.stream.input == input for order in orders)
 
     def _on_compared(self, compared: Compared) -> None:
         """Open the gate, or raise if a document of a task has other ids than the reference gives it."""

@@ -63,8 +63,6 @@ from tokenmill.remote.remote_errors import RemoteError
 __all__ = ["RUN_CALL", "preload", "run_call", "share_job"]
 
 RUN_CALL = f"{__name__}:run_call"
-NOTE_SECONDS = 0.25
-FAR_NOTE_SECONDS = 1.0
 """The interval between two notes of a process on another machine."""
 
 
@@ -118,7 +116,6 @@ class _Worker:
                     f"{job.versions[name]}; install the same version on all machines of the cluster"
                 )
         self._shares_disk = job.shares_disk
-        self._note_seconds = NOTE_SECONDS if job.shares_disk else FAR_NOTE_SECONDS
         self.place = job.store if job.shares_disk else job.mirror or job.store
         self._resources = ExitStack()
         self.close = weakref.finalize(self, self._resources.close)
@@ -273,7 +270,7 @@ class _Worker:
             span = task.spans[0]
             num_bytes = num_bytes * task.bytes // max(1, (span.stop or 0) - span.start)
         self._done.disk_bytes += num_bytes
-        if time.monotonic() - self._posted > self._note_seconds:
+        if time.monotonic() - self._posted > self._job.note_seconds:
             self._posted = time.monotonic()
             self._post(encode(self._report()))
 

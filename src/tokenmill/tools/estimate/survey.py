@@ -26,6 +26,9 @@ READ_ALL_BYTES = 400_000_000
 """Inputs with less text than this are read whole, which takes about a second."""
 SNIPPET_BYTES = 600
 LEAST_SAMPLE, MOST_SAMPLE = 2_000_000, 64_000_000
+START_BYTES = 16_000_000
+"""The least text to read of an input that can only be read front to back, if it has as much: decompressing is up to
+100 kB ahead of the text, which would count too much of a shorter part as read."""
 DEFAULT_SAMPLE = 0.02
 PLACE_BYTES = 128_000
 MOST_PLACES = 2048
@@ -44,7 +47,7 @@ class Survey:
         self._options = prepared.settings.reading
         renderer = prepared.settings.renderer(prepared.tokenizer)
         self._render: Render | None = renderer.render if renderer is not None else None
-        self._weights = prepared.weights or (1.0,) * len(files)
+        self._weights = list(prepared.weights or (1.0,) * len(files))
         self.disk_bytes = sum(file.bytes * weight for file, weight in zip(files, self._weights, strict=True))
         self.total_bytes = sum(file.text_bytes for file in files)
         self._is_sampled = any(weight != 1.0 for weight in self._weights)
@@ -59,6 +62,8 @@ class Survey:
         # A file that stands for many others gives as many more snippets, so that all text has the same chance.
         self._mean_weight = self.disk_bytes / max(1, sum(file.bytes for file in files))
         self.snippets: list[str] = []
+        self._first_texts: list[str] = []
+        """The snippets of inputs that are shorter than one."""
         self.num_text_bytes = self.num_rejects = 0
         self.first_reject: tuple[InputFile, Reject] | None = None
         self.sizes = array("q")
@@ -67,22 +72,27 @@ class Survey:
         """Bytes on disk, bytes of text, and documents of each place."""
         self.seconds = 0.0
         self.notes: list[str] = []
+        self._thinned = set() if self._reads_whole else self._thin_out()
+        """Inputs that others stand for, and those others."""
 
     def read(self) -> None:
         """Read all inputs, or as much of them as can be read in seconds; raise if no record of that has a text."""
         for number, (file, weight) in enumerate(zip(self._files, self._weights, strict=True)):
             started, num_places = time.perf_counter(), len(self.places)
+            self._done_bytes += file.bytes
+            if not weight:
+                continue
             self._distance = max(SNIPPET_BYTES, self._mean_distance * self._mean_weight / weight)
             if self._reads_whole or file.bytes == 0:
                 self._count(file, read_span(file, Span(number), self._options, self._render), file.bytes)
-            elif file.compression == "none" and reader_for(file.format, self._options).splittable:
+            elif self._has_places(file):
                 self._read_places(number, file)
             else:
                 self._read_start(file)
-            if self._is_sampled:
+            if self._is_sampled or number in self._thinned:
                 self._weigh(num_places, file.bytes * weight)
             self.seconds += time.perf_counter() - started
-            self._done_bytes += file.bytes
+        self.snippets = self.snippets or self._first_texts
         if self.first_reject is not None and not self.sizes:
             file, reject = self.first_reject
             reason = f"none of the {self.num_rejects:,} records that were read can be tokenized: {reject.detail}"
@@ -90,6 +100,25 @@ class Survey:
         if self._is_sampled:
             files = "1 file was" if len(self._files) == 1 else f"{len(self._files):,} files were"
             self._note(f"{files} looked at, and stand for all of the data set; the others may differ")
+
+    def _has_places(self, file: InputFile) -> bool:
+        """Whether a file can be read from several places."""
+        return file.compression == "none" and reader_for(file.format, self._options).splittable
+
+    def _thin_out(self) -> set[int]:
+        """Of many inputs that can only be read front to back, let some stand for all; return the numbers of all."""
+        streams = [number for number, file in enumerate(self._files) if file.bytes and not self._has_places(file)]
+        least = sum(min(START_BYTES, self._files[number].text_bytes) for number in streams)
+        step = -(-least // READ_ALL_BYTES)
+        if step < 2:
+            return set()
+        chosen = streams[step // 2 :: step] or streams[:1]
+        sizes = {number: self._files[number].bytes * self._weights[number] for number in streams}
+        factor = sum(sizes.values()) / sum(sizes[number] for number in chosen)
+        for number in streams:
+            self._weights[number] *= factor if number in chosen else 0.0
+        self._note(f"{len(chosen):,} of {len(streams):,} compressed inputs were read; the others may differ")
+        return set(streams)
 
     def _show(self, file: InputFile, share: float) -> None:
         """Show that a share of a file has been looked at."""
@@ -103,7 +132,7 @@ class Survey:
                     unit="bytes",
                     seconds=now - self._began,
                     total=sum(file.bytes for file in self._files),
-                    done=self._done_bytes + int(file.bytes * share),
+                    done=self._done_bytes - int(file.bytes * (1 - share)),
                 )
             )
 
@@ -128,16 +157,17 @@ class Survey:
     def _read_start(self, file: InputFile) -> None:
         """Read the first part of an input that can only be read front to back; each batch is one place."""
         with closing(TextStream(file, self._options)) as stream:
-            share = READ_ALL_BYTES * file.text_bytes // self.total_bytes
+            share = max(START_BYTES, READ_ALL_BYTES * file.text_bytes // self.total_bytes)
             taken = consumed = 0
             for batch in stream.reader.read_stream(stream):
+                if taken >= share and stream.consumed > consumed:
+                    # All text of the bytes that were consumed before this batch has been counted.
+                    self._note("only the first part of large compressed inputs was read; the rest may differ")
+                    break
                 taken += batch.num_bytes
                 self._show(file, min(1.0, taken / max(1, share)))
                 size, consumed = stream.consumed - consumed, stream.consumed
                 self._count(file, [batch if self._render is None else self._render(batch)], size)
-                if taken >= share:
-                    self._note("only the first part of large compressed inputs was read; the rest may differ")
-                    break
 
     def _count(self, file: InputFile, batches: Iterable[TextBatch], size: float) -> None:
         """Count the documents of one place, which is `size` bytes on disk."""
@@ -160,6 +190,8 @@ class Survey:
             size = len(text) if text.isascii() else len(text.encode())
             total += size
             self.sizes.append(size)
+            if not self.snippets and sum(map(len, self._first_texts)) + size < SNIPPET_BYTES:
+                self._first_texts.append(text)
             while self._until_next < size:
                 self.snippets.append(_cut(text, self._until_next / size, SNIPPET_BYTES / size))
                 self._until_next += self._distance
