@@ -123,8 +123,9 @@ def test_a_pipe_that_takes_the_place_of_an_input_is_an_error_and_no_wait(tmp_pat
 
 def test_inputs_are_described_by_kind_and_count(project: Path) -> None:
     (project / "data" / "more.jsonl.zst").write_bytes(zstd(jsonl(["y"])))
-    assert describe_inputs(find(project / "data" / "train.jsonl")[0]) == "1 file of JSON lines, 32 B"
-    assert describe_inputs(find(project / "data", project / "README.md")[0]) == (
+    options = ReadOptions()
+    assert describe_inputs(find(project / "data" / "train.jsonl")[0], options) == "1 file of JSON lines, 32 B"
+    assert describe_inputs(find(project / "data", project / "README.md")[0], options) == (
         "3 files, 995 B: 1 of JSON lines (zstd), 1 of JSON lines, 1 of Markdown"
     )
 
