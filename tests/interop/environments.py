@@ -1,9 +1,10 @@
-"""A virtual environment for each project that reads our exports or writes files for us: dependencies clash."""
+"""A virtual environment for each project that reads our exports, writes files for us or trains: dependencies clash."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +61,15 @@ PACKAGES: dict[str, list[list[str]]] = {
         ["--no-deps", "litdata>=0.2.40"],
     ],
 }
+# Trainers, each in an environment that finds what it lacks, torch above all, in the environment of the tests.
+TRAINERS: dict[str, list[list[str]]] = {
+    "torchtitan": [[TORCH, "torchtitan==0.3.0", "triton"]],
+    "torchdata": [[TORCH, "torchdata==0.11.0", "expecttest"]],
+    "hf": [[TORCH, "trl==1.16.0", "transformers==5.23.0"]],
+    "megatron": [[TORCH, "megatron-core==0.16.1"]],
+    "olmo": [[TORCH, "ai2-olmo-core==3.0.0"]],
+    "litgpt": [[TORCH, "litgpt==0.5.13", "litdata"]],
+}
 # Two names that streaming imports for data sets of images, and never uses for tokens.
 TORCHVISION = {
     "__init__.py": "",
@@ -79,6 +89,23 @@ def environment(name: str) -> Path:
             subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
         if name == "mds":
             _put_torchvision(python)
+        ready.write_text(wanted)
+    return python
+
+
+def trainer_environment(name: str) -> Path:
+    """The interpreter of a trainer's environment, which is built if it is missing."""
+    folder, wanted = HOME / f"trainer-{name}", repr(TRAINERS[name])
+    python, ready = folder / "bin" / "python", folder / "ready"
+    if not ready.exists() or ready.read_text() != wanted:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        (own,) = folder.glob("lib/python*/site-packages")
+        # Packages installed here come first, so one that needs another version gets it.
+        # TensorFlow is hidden: some import it if it is there, which takes 20 seconds.
+        hidden = "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None"
+        (own / "shared.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{ROOT / 'src'}\n{hidden}\n")
+        for packages in TRAINERS[name]:
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
         ready.write_text(wanted)
     return python
 
