@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -64,7 +65,7 @@ PACKAGES: dict[str, list[list[str]]] = {
 # Trainers, each in an environment that finds what it lacks, torch above all, in the environment of the tests.
 TRAINERS: dict[str, list[list[str]]] = {
     "torchtitan": [[TORCH, "torchtitan==0.3.0", "triton"]],
-    "torchdata": [[TORCH, "torchdata==0.11.0", "expecttest"]],
+    "torchdata": [[TORCH, "torchdata==0.11.0", "expecttest", "parameterized"]],
     "hf": [[TORCH, "trl==1.16.0", "transformers==5.23.0"]],
     "megatron": [[TORCH, "megatron-core==0.16.1"]],
     "olmo": [[TORCH, "ai2-olmo-core==3.0.0"]],
@@ -105,9 +106,35 @@ def trainer_environment(name: str) -> Path:
         hidden = "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None"
         (own / "shared.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{ROOT / 'src'}\n{hidden}\n")
         for packages in TRAINERS[name]:
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
+            subprocess.run([str(python), "-m", "pip", "install", "-qq", *packages], check=True)
         ready.write_text(wanted)
     return python
+
+
+def checkout(repository: str, *paths: str) -> Path | None:
+    """A folder with the newest commit of a repository of GitHub, if this machine has a copy of it; else None.
+
+    `TOKENMILL_CHECKOUTS` names a folder of copies, `OWNER+NAME` each; otherwise it is `.mirror` beside the tree.
+    """
+    folders = [Path(found)] if (found := os.environ.get("TOKENMILL_CHECKOUTS")) else []
+    folders += [parent / ".mirror" for parent in ROOT.parents[:2]]
+    for folder in folders:
+        for source in (folder / repository, folder / repository / "repo"):
+            if (source / "objects").is_dir() or (source / ".git").exists():
+                return _unpack(source, repository, paths)
+    return None
+
+
+def _unpack(source: Path, repository: str, paths: tuple[str, ...]) -> Path:
+    git = ["git", "-c", "safe.directory=*", "-C", str(source)]
+    commit = subprocess.run([*git, "rev-parse", "--short=9", "HEAD"], check=True, capture_output=True, text=True)
+    place = HOME / "checkouts" / f"{repository}@{commit.stdout.strip()}"
+    for path in paths:
+        if not (place / path).exists():
+            place.mkdir(parents=True, exist_ok=True)
+            packed = subprocess.run([*git, "archive", "HEAD", path], check=True, capture_output=True)
+            subprocess.run(["tar", "x", "-C", str(place)], input=packed.stdout, check=True)
+    return place
 
 
 def _put_torchvision(python: Path) -> None:

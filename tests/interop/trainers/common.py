@@ -101,3 +101,15 @@ def check_equal(losses: Losses, expected: Losses, what: str, tolerance: float = 
 def row(**columns: Any) -> None:
     """Print the row of the table: version, steps, resume, compared, tests, and what needs a GPU."""
     print("ROW " + json.dumps(columns), flush=True)
+
+
+def run_tests(path: str, plugin: str, *settings: str) -> str:
+    """Run a trainer's own tests from its checkout with a plugin that puts tokenmill into them; return the tally."""
+    checkout = os.environ["CHECKOUT"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", plugin, path, *settings]
+    variables = os.environ | {"PYTHONPATH": f"{checkout}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=checkout, env=variables, capture_output=True, text=True, timeout=900)
+    opened = re.search(r"^OPENED (\d+)$", done.stdout, re.M)
+    assert done.returncode == 0 and opened and int(opened[1]), done.stdout[-4000:] + done.stderr[-2000:]
+    tally = done.stdout.strip().splitlines()[-1]
+    return f"{tally.partition(' in ')[0].strip('= ')}; {opened[1]} data sets were tokenmill's"
