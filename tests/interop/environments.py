@@ -69,7 +69,12 @@ TRAINERS: dict[str, list[list[str]]] = {
     "hf": [[TORCH, "trl==1.16.0", "transformers==5.23.0"]],
     "megatron": [[TORCH, "megatron-core==0.16.1"]],
     "olmo": [[TORCH, "ai2-olmo-core==3.0.0"]],
-    "litgpt": [[TORCH, "litgpt==0.5.13", "litdata"]],
+    "litgpt": [
+        [TORCH, "litgpt==0.5.13", "boto3", "tifffile"],
+        ["--no-deps", "litdata==0.2.76"],
+    ],
+    "plain": [[TORCH]],
+    "nanochat": [[TORCH, "rustbpe", "tiktoken", "wandb", "kernels"]],
 }
 # Two names that streaming imports for data sets of images, and never uses for tokens.
 TORCHVISION = {

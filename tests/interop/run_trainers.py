@@ -50,6 +50,10 @@ TRAINERS = {
     "torchdata": Trainer("in_torchdata.py", "torchdata", "pytorch+data", ("test",)),
     "hf": Trainer("in_hf.py", "hf"),
     "megatron": Trainer("in_megatron.py", "megatron"),
+    "olmo": Trainer("in_olmo.py", "olmo"),
+    "litgpt": Trainer("in_litgpt.py", "litgpt"),
+    "nanogpt": Trainer("in_nanogpt.py", "plain", "karpathy+nanoGPT", ("train.py", "model.py", "configurator.py")),
+    "nanochat": Trainer("in_nanochat.py", "nanochat", "karpathy+nanochat", ("nanochat", "scripts", "tasks")),
 }
 
 

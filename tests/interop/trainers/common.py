@@ -33,7 +33,9 @@ def recipe(page: str, name: str) -> str:
 
 def report(step: int, loss: float) -> None:
     """Tell `run_ranks` the loss of a step."""
-    print(json.dumps({"step": int(step), "loss": float(loss)}), flush=True)
+    # One write, because a trainer may report from several threads.
+    sys.stdout.write("\n" + json.dumps({"step": int(step), "loss": float(loss)}) + "\n")
+    sys.stdout.flush()
 
 
 def run_ranks(

@@ -34,7 +34,9 @@ class ByRow(torch.utils.data.Dataset[Any]):
 
     def __init__(self, loader: Any) -> None:
         single = tm.load(loader.rows, batch_size=1, framework="torch", layout="hf")
-        self.rows = [{name: part[0] for name, part in batch.items()} for batch, _ in zip(single, range(200))]
+        self.rows = [
+            {name: part[0] for name, part in batch.items()} for batch, _ in zip(single, range(200), strict=False)
+        ]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -95,7 +97,9 @@ def train_sft(folder: str, kind: str) -> None:
 
     class LoaderTrainer(SFTTrainer):
         def get_train_dataloader(self) -> Any:
-            rows = tm.pack(tm.open("data/tok").split("train"), seq_len=SEQ_LEN, method="best-fit", long_documents="split")
+            rows = tm.pack(
+                tm.open("data/tok").split("train"), seq_len=SEQ_LEN, method="best-fit", long_documents="split"
+            )
             return tm.load(rows, batch_size=ROWS, framework="torch", layout="hf-flat", document_mask=True)
 
     config = SFTConfig(
@@ -153,7 +157,9 @@ def write_data() -> None:
 
     make_small(Path("tokenizer"))
     texts = [" ".join(text.split()[:12]) for text in make_texts(900, seed=3) if len(text.split()) > 3]
-    lines = [{"prompt": a + " ", "chosen": b, "rejected": c} for a, b, c in zip(*[iter(texts)] * 3, strict=False) if b != c]
+    lines = [
+        {"prompt": a + " ", "chosen": b, "rejected": c} for a, b, c in zip(*[iter(texts)] * 3, strict=False) if b != c
+    ]
     Path("pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:200]))
     tm.tokenize("pairs.jsonl", "data/pairs", tokenizer="tokenizer", special_tokens="parse", **PAIRS)
     # The export has the rows of the loader without a shuffle.

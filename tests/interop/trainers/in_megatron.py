@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,21 +38,20 @@ class ByteTokenizer:
     vocab_size, eod, pad, unique_identifiers = 258, 256, -1, {"class": "bytes"}
 
 
-def make_dataset(prefixes: list[str], weights: list[float] | None = None, **settings: Any) -> Any:
+def make_dataset(prefixes: list[str], weights: list[float] | None = None, cache: str = "cache") -> Any:
     """Megatron's own data sets of pairs of `.bin` and `.idx`."""
     config = GPTDatasetConfig(
         random_seed=1,
         sequence_length=SEQ_LEN,
         blend=(prefixes, weights),
         split="100,0,0",
-        path_to_cache="cache",
+        path_to_cache=cache,
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask=False,
         tokenizer=ByteTokenizer(),
         mid_level_dataset_surplus=0.005,
-        **settings,
     )
     return BlendedMegatronDatasetBuilder(GPTDataset, [ROWS * STEPS, 0, 0], lambda: True, config).build()[0]
 
@@ -67,11 +67,12 @@ def own_rows(loader: Any) -> Any:
     (prefix,) = shards()
     rows = tm.pack(tm.open("data/tok").split("train"), seq_len=SEQ_LEN)
     single = tm.load(loader.rows, batch_size=1)
-    places = {row.tobytes(): number for number, row in enumerate(np.concatenate([b.inputs for b in tm.load(rows, batch_size=1, epochs=1)]))}
-    order = [places[batch.inputs.tobytes()] for batch, _ in zip(single, range(ROWS * STEPS))]
+    stream = tm.load(rows, batch_size=1, epochs=1)
+    places = {batch.inputs.tobytes(): number for number, batch in enumerate(stream)}
+    order = [places[batch.inputs.tobytes()] for batch, _ in zip(single, range(ROWS * STEPS), strict=False)]
     gpt_dataset._build_document_index = lambda documents, *_: np.asarray(documents, np.int32)
     gpt_dataset._build_shuffle_index = lambda *_: np.asarray(order, np.uint32)
-    dataset = make_dataset([prefix])
+    dataset = make_dataset([prefix], cache="ordered")
     for first in range(0, ROWS * STEPS, ROWS):
         found = [dataset[number] for number in range(first, first + ROWS)]
         yield {name: torch.stack([row[name] for row in found]) for name in found[0]}
@@ -105,7 +106,7 @@ def train(folder: str, kind: str) -> None:
     torch.distributed.init_process_group("gloo")
     torch.cuda.current_device = lambda: "cpu"  # where attention puts its scores
     parallel_state.initialize_model_parallel(1, 1)
-    tensor_parallel.random.initialize_rng_tracker()
+    tensor_parallel.random.CudaRNGStatesTracker.fork = lambda *_: nullcontext()  # of dropout, which is off
     num_ranks = parallel_state.get_data_parallel_world_size()
     micro_batch_size = ROWS // num_ranks
     names: dict[str, Any] = {"__name__": "recipe", "micro_batch_size": micro_batch_size}

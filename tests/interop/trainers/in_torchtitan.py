@@ -53,7 +53,8 @@ def use_cpu() -> None:
 
     def attend(q: Any, k: Any, v: Any, *, block_mask: Any, **_: Any) -> Any:
         number, rows = torch.arange(q.shape[-2]), torch.arange(q.shape[0])[:, None, None]
-        mask = block_mask.mask_mod(rows, number[:1], number[:, None], number)[:, None]
+        mask = block_mask.mask_mod(rows, number[:1], number[:, None], number)
+        mask = mask.expand(len(rows), len(number), len(number))[:, None]
         is_grouped = k.shape[1] != q.shape[1]
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=is_grouped), None
 
@@ -97,10 +98,10 @@ def own_loader() -> Any:
             documents = tm.open("data/tok").split("train")
             rows = tm.shuffle(tm.pack(documents, seq_len=SEQ_LEN, method="best-fit"), seed=0)
             for number in range(len(rows)):
-                index = np.array([number])
+                ((packed, _, index),) = rows.resolve(np.array([number]))
                 inputs, labels, positions = np.zeros(SEQ_LEN, np.int64), np.full(SEQ_LEN, -100), np.zeros(SEQ_LEN, int)
                 place = 0
-                for first, length in zip(rows.spans(index).starts, rows.segments(index).lengths, strict=True):
+                for first, length in zip(packed.spans(index).starts, packed.segments(index).lengths, strict=True):
                     tokens = documents.read(int(first), int(first + length))
                     inputs[place : place + length], labels[place : place + length - 1] = tokens, tokens[1:]
                     positions[place : place + length] = np.arange(length)
