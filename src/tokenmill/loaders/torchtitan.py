@@ -40,6 +40,8 @@ class TokenmillDataLoader(BaseDataLoader):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):  # type: ignore[misc]
+        """What the config of a run says about its data; rank, row length and batch size come from the trainer."""
+
         store: str = ""
         """The path or address of a store, or of tokens in another format."""
         split: str | None = None
