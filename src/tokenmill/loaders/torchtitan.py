@@ -92,7 +92,8 @@ class TokenmillDataLoader(BaseDataLoader):  # type: ignore[misc]
     def make_rows(self, config: Config, seq_len: int) -> Rows:
         """Return the rows to train on; override this for a mixture or another order."""
         documents = open_tokens(config.store).split(config.split)
-        return shuffle(pack(documents, seq_len=seq_len, method=config.packing, seed=config.seed), seed=config.seed)
+        method: Any = config.packing
+        return shuffle(pack(documents, seq_len=seq_len, method=method, seed=config.seed), seed=config.seed)
 
     def __iter__(self) -> Iterator[Any]:
         if not self._is_flat:

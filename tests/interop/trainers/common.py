@@ -14,7 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,11 @@ def run_ranks(
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
-    ranks = []
+    ranks, logs = [], [Path("-".join(["log", *program[1:], str(rank)])) for rank in range(world_size)]
     for rank in range(world_size):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        log = Path(f"rank-{rank}.log").open("w")  # noqa: SIM115
+        log = logs[rank].open("w")
         ranks.append(
             subprocess.Popen(
                 [sys.executable, *program],
@@ -78,10 +79,15 @@ def run_ranks(
             break
     codes = [one.wait(TIMEOUT) for one in ranks]
     if not is_killed and any(codes):
-        logs = "".join(Path(f"rank-{rank}.log").read_text()[-3000:] for rank in range(world_size))
-        raise AssertionError(f"ranks ended with {codes}:\n{logs}")
+        raise AssertionError(f"ranks ended with {codes}:\n" + "".join(log.read_text()[-3000:] for log in logs))
     assert not is_killed or any(codes), "the run had ended before it was killed"
     return losses
+
+
+def together(*runs: Callable[[], Losses]) -> list[Losses]:
+    """Run several runs of `run_ranks` at the same time."""
+    with ThreadPoolExecutor(len(runs)) as pool:
+        return [done.result() for done in [pool.submit(run) for run in runs]]
 
 
 def _wait_for(path: Path | None) -> None:

@@ -26,7 +26,7 @@ def train(folder: str, kind: str) -> None:
     from litgpt.data import LitData
     from litgpt.pretrain import setup
 
-    names: dict[str, Any] = {"__name__": "recipe"}
+    names: dict[str, Any] = {"__name__": "__main__"}  # where data classes look for their module
     exec(recipe("litgpt.md", "litgpt"), names)
 
     class Rows(names["Tokenmill"]):  # type: ignore[misc]

@@ -61,7 +61,8 @@ def write_data() -> None:
 
 def train(folder: str, kind: str, *resume: str) -> None:
     """A run of `base_train.py`."""
-    os.environ.pop("RANK")
+    for name in ("RANK", "WORLD_SIZE"):
+        os.environ.pop(name)
     os.environ.update(NANOCHAT_BASE_DIR=str(Path("base").resolve()), TORCHDYNAMO_DISABLE="1")
     text = (Path(os.environ["CHECKOUT"]) / "scripts" / "base_train.py").read_text()
     logged = "    train_loss_f = train_loss.item() # .item() is a CPU-GPU sync point\n"

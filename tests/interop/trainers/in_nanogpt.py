@@ -37,9 +37,9 @@ def train(folder: str, kind: str) -> None:
     """One rank of `train.py`, which continues from the checkpoint of the folder."""
     place, num_ranks = Path(os.environ["CHECKOUT"]), int(os.environ["WORLD_SIZE"])
     if num_ranks == 1:
+        os.environ.pop("WORLD_SIZE")
         os.environ.pop("RANK")  # by which nanoGPT decides whether there are several
     else:
-        os.environ.pop("LOCAL_RANK")
         os.environ["LOCAL_RANK"] = "0"
     text = (place / "train.py").read_text()
     text = replace(
