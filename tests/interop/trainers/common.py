@@ -114,10 +114,13 @@ def row(**columns: Any) -> None:
 def run_tests(path: str, plugin: str, *settings: str) -> str:
     """Run a trainer's own tests from its checkout with a plugin that puts tokenmill into them; return the tally."""
     checkout = os.environ["CHECKOUT"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", plugin, path, *settings]
+    # Not the settings of the tests of tokenmill, in whose folder the checkout may be.
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", checkout, "-p", "no:cacheprovider"]
+    command += ["-p", plugin, str(Path(checkout, path)), *settings]
     variables = os.environ | {"PYTHONPATH": f"{checkout}:{ROOT}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=checkout, env=variables, capture_output=True, text=True, timeout=900)
     opened = re.search(r"^OPENED (\d+)$", done.stdout, re.M)
+    Path("tests.log").write_text(done.stdout + done.stderr)
     assert done.returncode == 0 and opened and int(opened[1]), done.stdout[-4000:] + done.stderr[-2000:]
     tally = done.stdout.strip().splitlines()[-1]
     return f"{tally.partition(' in ')[0].strip('= ')}; {opened[1]} data sets were tokenmill's"

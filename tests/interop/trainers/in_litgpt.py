@@ -11,7 +11,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import tokenmill as tm
-from tests.interop.trainers.common import check_equal, recipe, report, row, run_ranks
+from tests.interop.trainers.common import check_equal, recipe, report, row, run_ranks, together
 
 STEPS, SEQ_LEN, ROWS = 24, 64, 4
 
@@ -42,6 +42,7 @@ def train(folder: str, kind: str) -> None:
         def train_dataloader(self) -> Any:
             return self._dataloader(str(Path(self.data_path, "train")), train=False)
 
+    sys.argv = ["pretrain.py", "pythia-14m"]  # it reads them when it saves its settings
     data = {"tokenmill": names["Tokenmill"], "rows": Rows, "export": Ordered}[kind]()
     if kind == "export":
         data.data_path, data.split_names, data.num_workers = Path("data/litdata"), ("train", "val"), 0
@@ -84,11 +85,14 @@ def main(work: str) -> None:
     Path("data").mkdir()
     Path("data/tok").symlink_to(Path("corpus").resolve().parent / "data" / "tok")
     tm.export("data/tok", "data/litdata", to="litdata", seq_len=SEQ_LEN + 1)
-    whole = run_ranks([__file__, "train", "whole", "tokenmill"])
-    rows, export = (run_ranks([__file__, "train", kind, kind]) for kind in ("rows", "export"))
-    compared = check_equal(rows, export, "LitData on the export")
     ready = Path("killed/step-00000010/lit_model.pth")
-    run_ranks([__file__, "train", "killed", "tokenmill"], kill_after=12, until=ready)
+    whole, rows, export, _ = together(
+        lambda: run_ranks([__file__, "train", "whole", "tokenmill"]),
+        lambda: run_ranks([__file__, "train", "rows", "rows"]),
+        lambda: run_ranks([__file__, "train", "export", "export"]),
+        lambda: run_ranks([__file__, "train", "killed", "tokenmill"], kill_after=12, until=ready),
+    )
+    compared = check_equal(rows, export, "LitData on the export")
     again = run_ranks([__file__, "train", "killed", "tokenmill"])
     check_equal(again, whole, "a run that was not killed")
     row(
