@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback, TrainingArguments
 
 import tokenmill as tm
-from tests.interop.trainers.common import check_equal, recipe, report, row, run_ranks
+from tests.interop.trainers.common import check_equal, recipe, report, row, run_ranks, together
 
 STEPS, SEQ_LEN, ROWS = 24, 128, 4
 PAIRS = {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
@@ -176,20 +176,30 @@ def main(work: str) -> None:
     def run(mode: str, folder: str, kind: str, world_size: int = 1, **kill: Any) -> Any:
         return run_ranks([__file__, mode, folder, kind], world_size, **kill)
 
-    whole = run("train", "whole", "tokenmill")
-    num_compared = check_equal(whole, run("train", "own", "own"), "Trainer's own DataLoader")
+    ready, ready_dpo = Path("killed/checkpoint-10/loader.json"), Path("dpo-killed/checkpoint-10/trainer_state.json")
+    whole, own, pair, killed = together(
+        lambda: run("train", "whole", "tokenmill"),
+        lambda: run("train", "own", "own"),
+        lambda: run("train", "pair", "tokenmill", 2),
+        lambda: run("train", "killed", "tokenmill", 2, kill_after=11, until=ready),
+    )
+    num_compared = check_equal(whole, own, "Trainer's own DataLoader")
+    check_equal(killed, pair, "before the kill")
     assert len(whole) == STEPS
-    pair = run("train", "pair", "tokenmill", 2)
-    ready = Path("killed/checkpoint-10/loader.json")
-    check_equal(run("train", "killed", "tokenmill", 2, kill_after=11, until=ready), pair, "before the kill")
-    again = run("train", "killed", "tokenmill")
+    sft, sft_loader, dpo, dpo_own, _ = together(
+        lambda: run("sft", "sft-export", "export"),
+        lambda: run("sft", "sft-loader", "loader"),
+        lambda: run("dpo", "dpo", "tokenmill"),
+        lambda: run("dpo", "dpo-own", "own"),
+        lambda: run("dpo", "dpo-killed", "tokenmill", kill_after=11, until=ready_dpo),
+    )
+    num_sft = check_equal(sft, sft_loader, "SFTTrainer on the export", 1e-5)
+    num_dpo = check_equal(dpo, dpo_own, "DPOTrainer", 1e-5)
+    again, dpo_again = together(
+        lambda: run("train", "killed", "tokenmill"), lambda: run("dpo", "dpo-killed", "tokenmill")
+    )
     check_equal(again, pair, "two ranks that were not killed", 1e-3)
-    sft = run("sft", "sft-export", "export")
-    num_sft = check_equal(sft, run("sft", "sft-loader", "loader"), "SFTTrainer on the export", 1e-5)
-    dpo = run("dpo", "dpo", "tokenmill")
-    num_dpo = check_equal(dpo, run("dpo", "dpo-own", "own"), "DPOTrainer", 1e-5)
-    run("dpo", "dpo-killed", "tokenmill", kill_after=11, until=Path("dpo-killed/checkpoint-10/trainer_state.json"))
-    check_equal(run("dpo", "dpo-killed", "tokenmill"), dpo, "DPO that was not killed", 1e-5)
+    check_equal(dpo_again, dpo, "DPO that was not killed", 1e-5)
     row(
         version=f"transformers {version('transformers')}, trl {version('trl')}",
         steps=f"{len(whole)}; SFT {len(sft)}; DPO {len(dpo)}",
