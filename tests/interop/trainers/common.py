@@ -117,7 +117,7 @@ def run_tests(path: str, plugin: str, *settings: str) -> str:
     # Not the settings of the tests of tokenmill, in whose folder the checkout may be.
     command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", checkout, "-p", "no:cacheprovider"]
     command += ["-p", plugin, str(Path(checkout, path)), *settings]
-    variables = os.environ | {"PYTHONPATH": f"{checkout}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    variables = os.environ | {"PYTHONPATH": f"{checkout}:{Path(__file__).parent}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=checkout, env=variables, capture_output=True, text=True, timeout=900)
     opened = re.search(r"^OPENED (\d+)$", done.stdout, re.M)
     Path("tests.log").write_text(done.stdout + done.stderr)

@@ -51,7 +51,7 @@ def main(work: str) -> None:
     run_ranks([__file__, "train", "killed", "2"], kill_after=11, until=Path("killed/state.json"))
     again = run_ranks([__file__, "train", "killed", "2"])
     check_equal(again, whole, "a run that was not killed")
-    tests = run_tests("test/stateful_dataloader/test_state_dict.py", "tests.interop.trainers.torchdata_rows")
+    tests = run_tests("test/stateful_dataloader/test_state_dict.py", "torchdata_rows")
     row(
         version=version("torchdata"),
         steps=len(whole),

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import numpy as np
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from tests.interop.trainers.common import check_equal, recipe, report, row, run_ranks, run_tests, together
 
@@ -59,6 +60,14 @@ def use_cpu() -> None:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=is_grouped), None
 
     attention.FlexAttention.compiled_flex_attn = staticmethod(attend)
+    set_factor = FSDPModule.set_gradient_divide_factor
+
+    def set_factor_of_sums(self: Any, factor: float) -> None:
+        # Gloo has no reduction that multiplies.
+        set_factor(self, factor)
+        self.set_force_sum_reduction_for_comms(True)
+
+    FSDPModule.set_gradient_divide_factor = set_factor_of_sums
 
 
 def train(folder: str, loader: str) -> None:
@@ -135,7 +144,7 @@ def main(work: str) -> None:
     check_equal(again, pair, "two ranks that were not killed", 1e-3)
     tests = "0.3 has none"
     if CHECKOUT:
-        tests = run_tests("tests/unit_tests/components/data/test_grain_data.py", "tests.interop.trainers.titan_rows")
+        tests = run_tests("tests/unit_tests/components/data/test_grain_data.py", "titan_rows")
     row(
         version=f"main {CHECKOUT.rpartition('@')[2]}" if CHECKOUT else version("torchtitan"),
         steps=len(whole),
