@@ -106,7 +106,7 @@ def main(work: str) -> None:
         resume=f"killed at step 12, from step {min(again) - 1}: losses of {len(again)} steps equal",
         **{
             "loss compared with": f"LitData on the export, {compared} steps, equal",
-            "its data tests": "",
+            "its data tests": "not run",
             "needs a GPU": "several ranks (FSDP)",
         },
     )

@@ -119,7 +119,7 @@ def main(work: str) -> None:
         resume=f"2 ranks killed at step 11, 1 rank from step {min(again) - 1}: losses of {len(again)} steps equal",
         **{
             "loss compared with": f"NumpyDocumentSource on raw shard and export, {compared} steps, equal; {masks}",
-            "its data tests": "",
+            "its data tests": "not run",
             "needs a GPU": "FlashAttention",
         },
     )
