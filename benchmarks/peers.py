@@ -35,6 +35,8 @@ class Contender:
     """Whether a row is a slice of the flat file, so that its values can be checked."""
     is_masked: bool = False
     """Whether targets do not cross documents."""
+    is_cut: bool = False
+    """Whether a row is pieces of a longer one, so that a target need not be the next input."""
     made: str = ""
     """The folder that `make` fills from the flat file, once."""
     make: Callable[[Path, Path, int], None] | None = None
@@ -110,15 +112,43 @@ def tokenmill_jax(corpus: Path, rows: int, length: int) -> Pairs:
     return map(jax.block_until_ready, tokenmill_rows(corpus, rows, length, framework="jax"))
 
 
-def tokenmill_masked(corpus: Path, rows: int, length: int) -> Pairs:
+def tokenmill_masked(corpus: Path, rows: int, length: int, **settings: Any) -> Pairs:
     """Targets do not cross documents; batches have all that an attention kernel needs."""
     import tokenmill as tm
 
-    loader = tm.load(corpus / "store", seq_len=length, batch_size=rows, framework="torch", document_mask=True)
-    for batch in loader:
+    shared: Any = {"framework": "torch", "document_mask": True, **settings}
+    for batch in tm.load(corpus / "store", seq_len=length, batch_size=rows, **shared):
         needed = (batch.positions, batch.segment_ids, batch.cu_seqlens, batch.max_seqlen)
         assert all(part is not None for part in needed)
         yield batch.inputs, batch.targets
+
+
+def tokenmill_fixed(corpus: Path, rows: int, length: int, *, packing: str) -> Pairs:
+    """Fixed shapes: a bound on documents that a few rows reach."""
+    return tokenmill_masked(corpus, rows, length, packing=packing, max_documents=max(16, length // 128))
+
+
+def tokenmill_cut(corpus: Path, rows: int, length: int) -> Pairs:
+    """One of two context-parallel ranks, which gets half of rows of twice the length."""
+    import tokenmill as tm
+
+    shared: Any = {"framework": "torch", "cp_rank": 1, "cp_size": 2}
+    return iter(tm.load(corpus / "store", seq_len=2 * length, batch_size=rows, **shared))
+
+
+def tokenmill_cut_documents(corpus: Path, rows: int, length: int) -> Pairs:
+    """The same with every document padded and cut, and all that an attention kernel needs."""
+    settings: Any = {"packing": "best-fit", "align": 4, "cp_by": "document", "cp_rank": 1, "cp_size": 2}
+    return tokenmill_masked(corpus, rows, 2 * length, **settings)
+
+
+def tokenmill_budget(corpus: Path, rows: int, length: int) -> Pairs:
+    """As many documents as fit the tokens of a batch, flattened; shown as rows, so that they can be checked."""
+    import tokenmill as tm
+
+    shared: Any = {"framework": "torch", "packing": "best-fit", "document_mask": True, "layout": "flat"}
+    for batch in tm.load(corpus / "store", seq_len=length, tokens_per_batch=rows * length, **shared):
+        yield batch["inputs"].view(rows, length), batch["targets"].view(rows, length)
 
 
 def tokenmill_mixed(corpus: Path, rows: int, length: int) -> Pairs:
@@ -327,6 +357,18 @@ CONTENDERS: dict[str, Contender] = {
     "tokenmill": ours(partial(tokenmill_rows, framework="torch")),
     "tokenmill, document mask": ours(tokenmill_masked, is_masked=True),
     "tokenmill, best-fit, 3-way mix": ours(tokenmill_mixed, is_masked=True, copies_slices=False),
+    "tokenmill, fixed shapes": ours(partial(tokenmill_fixed, packing="concat"), is_masked=True, copies_slices=False),
+    "tokenmill, fixed shapes, best-fit": ours(
+        partial(tokenmill_fixed, packing="best-fit"), is_masked=True, copies_slices=False
+    ),
+    "tokenmill, context parallel": ours(tokenmill_cut, is_cut=True, copies_slices=False),
+    "tokenmill, context parallel by document": ours(tokenmill_cut_documents, is_cut=True, copies_slices=False),
+    "tokenmill, token budget": ours(tokenmill_budget, is_masked=True, copies_slices=False),
+    "tokenmill, equal work": ours(
+        partial(tokenmill_masked, packing="best-fit", balance=True, rank=1, world_size=2),
+        is_masked=True,
+        copies_slices=False,
+    ),
     "tokenmill, 3-way mix, sources": ours(partial(tokenmill_sources, per_token=False), copies_slices=False),
     "tokenmill, 3-way mix, sources of tokens": ours(partial(tokenmill_sources, per_token=True), copies_slices=False),
     "tokenmill, a tenth of the documents": ours(partial(tokenmill_sampled, method="concat"), copies_slices=False),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tokenmill.arguments import flag, is_remote, show, whole_number
 from tokenmill.dataset.block_shuffle import DEFAULT_BLOCK_TOKENS, BlockShuffledRows
-from tokenmill.dataset.pack import pack
+from tokenmill.dataset.pack import LONGEST_ROW, pack
 from tokenmill.dataset.pairs import pairs, prompts
 from tokenmill.dataset.rows import Rows
 from tokenmill.dataset.shuffle import ShuffledRows
@@ -146,6 +146,9 @@ def load(
     split: str | None = None,
     vocab_size: int | None = None,
     long_documents: str | None = None,
+    max_documents: int | None = None,
+    align: int | None = None,
+    tokens_per_batch: int | None = None,
     block_tokens: int | None = None,
     cache_dir: str | Path | None = None,
     cache_bytes: str | int | None = None,
@@ -163,23 +166,36 @@ def load(
     A store of preference pairs needs `packing="pairs"`, and one of prompts `packing="prompts"`; `seq_len` is then the
     most tokens of either text.
 
+    `tokens_per_batch` is a budget in place of `batch_size`: a batch has as many rows as fit, or with best-fit packing
+    as many documents, of at most `seq_len` tokens each.
+
     A store in a bucket is read through a cache on this machine, as `open` does. `shuffle="blocks"` shuffles rows
     among about `block_tokens` tokens at a time, for stores that do not fit on the machine.
 
     With a `tokenizer`, the source is raw text, which is tokenized into the store `cache` while the model trains; see
     `stream`, which takes the same settings.
     """
-    row_settings = _given(packing=packing, long_documents=long_documents, shuffle=shuffle, seed=seed)
+    row_settings = _given(
+        packing=packing,
+        long_documents=long_documents,
+        max_documents=max_documents,
+        align=align,
+        shuffle=shuffle,
+        seed=seed,
+    )
     remote = _given(cache_dir=cache_dir, cache_bytes=cache_bytes, fetch=fetch)
-    blocks = _given(block_tokens=block_tokens)
+    blocks, budget = _given(block_tokens=block_tokens), _given(tokens_per_batch=tokens_per_batch)
     if tokenizer is not None:
         checked = _given(verify=settings.get("verify"))
-        _refuse({**blocks, **remote, **checked}, "is for stores, and this is raw text; leave it out")
+        _refuse({**blocks, **budget, **remote, **checked}, "is for stores, and this is raw text; leave it out")
         from tokenmill.streaming.stream import stream
 
         passed = {**row_settings, **_given(split=split, vocab_size=vocab_size)}
         passed = {**passed, **settings, "tokenizer": tokenizer, "framework": framework}
         return stream(source, seq_len, batch_size, **passed)  # type: ignore[arg-type]
+    longest: int | None = None
+    if budget:
+        seq_len, batch_size, longest = _share_budget(source, seq_len, batch_size, packing, budget["tokens_per_batch"])
     if batch_size is None:
         raise UsageError(f"load needs a batch_size, the number of rows in a batch of one rank{_name_unknown(settings)}")
     if isinstance(source, Rows):
@@ -197,7 +213,7 @@ def load(
         check_vocabulary(documents.name, documents.vocab_size, vocab_size)
         if seq_len is None:
             raise UsageError("load needs a seq_len, the number of tokens in a row")
-        rows = make_rows(documents, seq_len=seq_len, **row_settings, **blocks)
+        rows = make_rows(documents, seq_len=seq_len, max_length=longest, **row_settings, **blocks)
     loader = make_loader(rows, framework=framework, batch_size=batch_size, others=load.__kwdefaults__ or (), **settings)
     if shuffle == BLOCKS and loader.rank == 0:
         print(f"tokenmill: {rows.title()}", file=sys.stderr)
@@ -225,6 +241,31 @@ def _refuse(settings: dict[str, Any], why: str) -> None:
         raise UsageError(f"{name}={show(value)} {why}")
 
 
+def _share_budget(
+    source: Any, seq_len: int | None, batch_size: int | None, packing: str | None, budget: Any
+) -> tuple[int, int, int | None]:
+    """Return the length of rows, their number in a batch, and the longest document, for a budget of tokens.
+
+    Of concat rows, as many as fit. Of documents, a batch is one row of the whole budget: so a batch has as many as fit,
+    best-fit packing decides which, and order, ranks and resuming are those of rows.
+    """
+    budget = whole_number(budget, "tokens_per_batch", 1, LONGEST_ROW)
+    if isinstance(source, Rows):
+        raise UsageError(f"tokens_per_batch={budget} has no effect: the rows are made already; pass a batch_size")
+    if batch_size is not None:
+        raise UsageError(f"tokens_per_batch={budget} decides the size of a batch; leave batch_size={batch_size} out")
+    if seq_len is None:
+        raise UsageError("tokens_per_batch needs a seq_len, the length of a row or of the longest document")
+    seq_len = whole_number(seq_len, "seq_len", 1, LONGEST_ROW)
+    if budget < seq_len:
+        raise UsageError(f"tokens_per_batch={budget} is less than a row of seq_len {seq_len}; pass at least that many")
+    if packing in (None, "concat"):
+        return seq_len, budget // seq_len, None
+    if packing == "best-fit":
+        return budget, 1, seq_len
+    raise UsageError(f"packing={show(packing)} would fill batches with padding; use 'best-fit' with tokens_per_batch")
+
+
 def _find_documents(source: Any, split: str | None, remote: dict[str, Any]) -> Documents:
     """Return the documents of a split, or the documents that the source is."""
     if isinstance(source, (Documents, TokenSource)):
@@ -245,14 +286,20 @@ def make_rows(
     shuffle: bool | str = True,
     seed: int = 0,
     block_tokens: int | None = None,
+    **shape: int | None,
 ) -> Rows:
-    """Pack documents into rows and shuffle them with the same seed, as `load` does."""
+    """Pack documents into rows and shuffle them with the same seed, as `load` does.
+
+    `shape` is `max_documents`, `align` and `max_length` of `pack`.
+    """
     given: Any = _given(long_documents=long_documents)
+    given_shape: Any = _given(**shape)
     rows: Rows
     if isinstance(packing, str) and packing in SPECIAL:
+        _refuse(given_shape, f"has no effect on {packing}; leave it out")
         rows = SPECIAL[packing](documents, max_length=seq_len, **given)
     else:
-        rows = pack(documents, seq_len=seq_len, method=packing, seed=seed, **given)  # type: ignore[arg-type]
+        rows = pack(documents, seq_len=seq_len, method=packing, seed=seed, **given_shape, **given)  # type: ignore[arg-type]
     if shuffle == BLOCKS:
         size = DEFAULT_BLOCK_TOKENS if block_tokens is None else block_tokens
         return shuffle_rows(rows, seed=seed, block_tokens=size)

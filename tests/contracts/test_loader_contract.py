@@ -174,7 +174,7 @@ def test_kept_batches_are_never_overwritten(framework: str, stores: list[Any]) -
 
 
 def test_unknown_settings_are_refused_by_name(framework: str, stores: list[Any]) -> None:
-    known = f"'bogus' is no setting of framework '{framework}'; there are batch_size, .*prefetch"
+    known = f"'bogus' is no setting of framework '{framework}'; there are align, balance, batch_size, .*prefetch"
     with pytest.raises(UsageError, match=known):
         tm.load(stores[0], seq_len=SEQ_LEN, batch_size=2, framework=framework, bogus=1)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import tokenmill as tm
 from tests.support.stores import make_documents, make_store, make_two_stores, seal_store
 from tokenmill.errors import UsageError
-from tokenmill.filling import fill, kernels
+from tokenmill.filling import kernels, located_spans
 from tokenmill.store.manifest import SplitInfo
 from tokenmill.store.shard import ShardWriter, publish_shard
 from tokenmill.tools.trace import trace_document, trace_step
@@ -208,7 +208,7 @@ def test_batches_of_chosen_documents_are_those_of_a_store_of_them(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         if not in_c:
             patch.setattr(kernels, "compiled", None)
-        patch.setattr(fill, "ROWS_PER_RUN", 1 << 20)
+        patch.setattr(located_spans, "ROWS_PER_RUN", 1 << 20)
         whole = tm.open(make_store(Path(folder) / "whole", documents))
         alone = tm.open(make_store(Path(folder) / "kept", kept, num_shards=1))
         ours = tm.pack(tm.allow(whole, np.array(chosen)), seq_len=seq_len, method=method)

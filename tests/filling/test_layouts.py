@@ -48,6 +48,8 @@ def loss_of(layout: str, batch: Any, model: Bigram) -> Any:
     if layout == "xy":
         x, y = batch
         return functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    if layout == "flat":
+        return functional.cross_entropy(model(batch["inputs"]), batch["targets"])
     if layout in ("hf", "hf-flat"):
         logits, labels = model(batch["input_ids"]), functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:]
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
@@ -82,6 +84,8 @@ def tokens_of(layout: str, batch: Any) -> Any:
     }
     if layout == "torchtitan":
         return batch[0]["input"]
+    if layout == "flat":
+        return batch["inputs"].reshape(BATCH, SEQ_LEN)
     return batch.inputs if layout == "xy" else batch[names[layout]]
 
 
@@ -106,7 +110,7 @@ def test_no_loss_crosses_a_document(documents: list[list[int]], store: Any, layo
         tokens = tokens_of(layout, batch)
         trained = set(torch.nonzero(gradient.abs().sum(1)).flatten().tolist())
         # Only concat rows know the token after the row, and only shifted labels can use it.
-        sees_ahead = packing == "concat" and layout in ("xy", "sft", "megatron", "torchtitan", "maxtext")
+        sees_ahead = packing == "concat" and layout in ("xy", "flat", "sft", "megatron", "torchtitan", "maxtext")
         for row in tokens.tolist():
             for place, token in enumerate(row):
                 follower = row[place + 1] if place + 1 < len(row) else next_of.get(token) if sees_ahead else None

@@ -28,6 +28,8 @@ LongDocuments = Annotated[
     str | None,
     row_option(help="split, truncate or drop; pairs: keep_start, keep_end or drop \\[default: split; keep_start]."),
 ]
+MaxDocuments = Annotated[int | None, row_option(help="The most documents in a row, for batches of fixed shapes.")]
+Align = Annotated[int | None, row_option(help="Pad documents to multiples of this many tokens.")]
 Shuffle = Annotated[bool, row_option("--shuffle/--no-shuffle")]
 Seed = Annotated[int, row_option(help="Seed of the packing and the shuffle.")]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli._flags import AsJson, LongDocuments, Packing, Seed, SeqLen, Shuffle, Store
+from tokenmill.cli._flags import Align, AsJson, LongDocuments, MaxDocuments, Packing, Seed, SeqLen, Shuffle, Store
 from tokenmill.cli._output import console, print_json
 
 __all__ = ["inspect"]
@@ -19,6 +19,8 @@ def inspect(
     seq_len: SeqLen = 2048,
     packing: Packing = "concat",
     long_documents: LongDocuments = None,
+    max_documents: MaxDocuments = None,
+    align: Align = None,
     shuffle: Shuffle = True,
     seed: Seed = 0,
     split: Annotated[str, typer.Option(help="Split of the document or row.")] = "train",
@@ -40,6 +42,8 @@ def inspect(
         seq_len=seq_len,
         packing=packing,  # type: ignore[arg-type]
         long_documents=long_documents,  # type: ignore[arg-type]
+        max_documents=max_documents,
+        align=align,
         shuffle=shuffle,
         seed=seed,
     )

@@ -25,24 +25,45 @@ class Fit(NamedTuple):
 
     order: npt.NDArray[np.int32]
     ends: Ints
+    num_bounded: int
+    """Bins that have room left, but as many items as they may."""
 
 
-def fit(lengths: Lengths, capacity: int) -> Fit:
+def fit(lengths: Lengths, capacity: int, most: int = 0) -> Fit:
     """Pack items into bins, each item into the fullest open bin that still holds it.
 
     Items are placed by descending length, equal ones by number. Among bins with equal room, the item goes to the
     one that has had this room for longest. Bins are numbered in the order in which they are opened. The result
     depends on the arguments alone.
+
+    With `most`, a bin holds at most that many items; among bins with equal room, the item goes to the one that takes
+    the fewest more.
     """
     order, descending = _sort_descending(lengths, capacity)
-    bins = _name_bins(_place(descending, capacity), descending, capacity)
-    return Fit(order[_argsort(bins)].astype(np.int32), np.cumsum(np.bincount(bins), dtype=np.int64))
+    sizes, room, base = _with_counts(descending, capacity, most)
+    steps = _place(sizes, room, base)
+    bins = _name_bins(steps, sizes, room)
+    ends = np.cumsum(np.bincount(bins), dtype=np.int64)
+    return Fit(order[_argsort(bins)].astype(np.int32), ends, _count_bounded(steps, sizes, base))
 
 
-def count_bins(lengths: Lengths, capacity: int) -> int:
-    """Count the bins that `fit` uses, without finding out which item is in which."""
+def count_bins(lengths: Lengths, capacity: int, most: int = 0) -> tuple[int, int]:
+    """Count the bins that `fit` uses, and the bounded ones, without finding out which item is in which."""
     _, descending = _sort_descending(lengths, capacity)
-    return _count_opened(_place(descending, capacity), capacity)
+    sizes, room, base = _with_counts(descending, capacity, most)
+    steps = _place(sizes, room, base)
+    return _count_opened(steps, room), _count_bounded(steps, sizes, base)
+
+
+def _with_counts(descending: Ints, capacity: int, most: int) -> tuple[Ints, int, int]:
+    """Return sizes of items and the room of a bin as two-digit numbers: what is left, and how many items it may take.
+
+    The base of these numbers is `most + 1`, so an item of length 5 has the size 51 where `most` is 9. Without a bound
+    there is only one digit, and the base is 1.
+    """
+    if not most:
+        return descending, capacity, 1
+    return descending * (most + 1) + 1, capacity * (most + 1) + most, most + 1
 
 
 def _sort_descending(lengths: Lengths, capacity: int) -> tuple[Ints, Ints]:
@@ -71,7 +92,7 @@ def _find_runs(values: Ints) -> tuple[Ints, Ints]:
     return starts, np.diff(starts, append=len(values))
 
 
-def _place(descending: Ints, capacity: int) -> Ints:
+def _place(descending: Ints, capacity: int, base: int) -> Ints:
     """Return the steps of the packing, a row for each: room, number of bins, number of items in each.
 
     A step takes that many bins with that much room, and puts that many items of one length
@@ -82,7 +103,7 @@ def _place(descending: Ints, capacity: int) -> Ints:
     too small waits in a heap; when lengths have come down to it, it is smaller than all that
     fitted before, so it goes on top. A step takes bins from the top and leaves less room than
     they had, so that goes on top as well, or waits. At the bottom are the bins not yet opened,
-    more of them than items.
+    more of them than items. A bin that may take no more items is neither.
     """
     starts, counts = _find_runs(descending)
     shortest = int(descending.min(initial=capacity))
@@ -98,6 +119,8 @@ def _place(descending: Ints, capacity: int) -> Ints:
             room = fitting[-1]
             available = num_bins[room]
             each = room // length
+            if base > 1 and each > room % base:
+                each = room % base
             if each > count:
                 each = count
             taken = count // each if each * available > count else available
@@ -110,6 +133,8 @@ def _place(descending: Ints, capacity: int) -> Ints:
             record(each)
             count -= taken * each
             left = room - each * length
+            if base > 1 and left % base == 0:
+                continue
             if left in num_bins:
                 num_bins[left] += taken
             elif left >= shortest:
@@ -124,6 +149,16 @@ def _place(descending: Ints, capacity: int) -> Ints:
 def _count_opened(steps: Ints, capacity: int) -> int:
     """Count the bins that are taken with all their room, which a bin has only until it is opened."""
     return int(steps[steps[:, 0] == capacity, 1].sum())
+
+
+def _count_bounded(steps: Ints, descending: Ints, base: int) -> int:
+    """Count the bins that are left with some room and may take no more items."""
+    if base == 1:
+        return 0
+    taken, each = steps[:, 1], steps[:, 2]
+    lengths = descending[np.cumsum(taken * each) - taken * each]
+    left = steps[:, 0] - each * lengths
+    return int(taken[(left % base == 0) & (left > 0)].sum())
 
 
 def _name_bins(steps: Ints, descending: Ints, capacity: int) -> Ints:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from tokenmill.dataset._bin_packing import count_bins, fit
 from tokenmill.dataset.packing_report import LongDocuments
-from tokenmill.dataset.rows import Integers, PackedRows, Segments, Spans
-from tokenmill.dataset.shuffle import make_key, permute
+from tokenmill.dataset.rows import Integers, PackedRows, Segments, Spans, aligned
+from tokenmill.dataset.shuffle import distinct, make_key, permute
 from tokenmill.store.documents import Documents
 
 __all__ = ["BestFitRows"]
@@ -33,12 +33,13 @@ class _PackedWindow(NamedTuple):
     """The rows of one window: row i has the documents from `ends[i - 1]` up to `ends[i]` of `documents`.
 
     The first rows are each filled by one part of a long document, and `parts` says by which one; all other pieces are
-    whole documents, or what is left of a long one after its parts.
+    whole documents, or what is left of a long one after its parts. If parts are shorter than a row, `parts` is about
+    all pieces, and -1 for what is left.
     """
 
     documents: npt.NDArray[np.unsignedinteger[Any]]
     ends: npt.NDArray[np.uint32]
-    parts: npt.NDArray[np.uint32]
+    parts: npt.NDArray[np.int32]
 
 
 class BestFitRows(PackedRows):
@@ -47,8 +48,21 @@ class BestFitRows(PackedRows):
     method = "best-fit"
     has_lookahead = False
 
-    def __init__(self, documents: Documents, seq_len: int, *, long_documents: LongDocuments, seed: int) -> None:
-        super().__init__(documents, seq_len, seed=seed, long_documents=long_documents, window=WINDOW)
+    def __init__(
+        self,
+        documents: Documents,
+        seq_len: int,
+        *,
+        long_documents: LongDocuments,
+        seed: int,
+        max_length: int | None = None,
+        **bounds: Any,
+    ) -> None:
+        super().__init__(documents, seq_len, seed=seed, long_documents=long_documents, window=WINDOW, **bounds)
+        self._longest = seq_len if max_length is None else max_length
+        if max_length is not None:
+            self._settings["max_length"] = max_length
+        self._most = min(self.max_documents or 0, WINDOW)
         self._long_documents = long_documents
         self._key = make_key(seed, 1)
         self._keeps_all = documents.num_documents <= MOST_KEPT_DOCUMENTS
@@ -71,35 +85,52 @@ class BestFitRows(PackedRows):
         """Pack a window, or only count its rows; `known` are the lengths of all documents, if they are in memory."""
         members = self._members(window)
         lengths = self._lengths(members) if known is None else known[members]
-        self.report.count(lengths, self.seq_len, self._long_documents)
+        self.report.count(lengths, self._longest, self._long_documents)
         if self._keeps_all:
-            packed = self._windows[window] = self._pack(members, lengths)
+            packed, num_bounded = self._pack(members, lengths)
+            self._windows[window] = packed
+            self.report.num_bounded_rows += num_bounded
             return len(packed.ends)
         whole, rest = self._divide(lengths)
-        return int(whole.sum()) + count_bins(rest[rest > 0], self.seq_len)
+        pieces, num_full = rest[rest > 0], int(whole.sum())
+        if self._longest < self.seq_len:
+            pieces, num_full = np.append(pieces, np.full(num_full, self._longest)), 0
+        num_bins, num_bounded = count_bins(aligned(pieces, self.align), self.seq_len, self._most)
+        self.report.num_bounded_rows += num_bounded
+        return num_full + num_bins
 
     def _lengths(self, documents: Integers) -> Integers:
         starts, stops = self.documents.bounds(documents)
         return stops - starts
 
     def _divide(self, lengths: Integers) -> tuple[Integers, Integers]:
-        """Return how many rows each document fills alone, and how many of its tokens share a row."""
+        """Return how many pieces of the greatest length each document has, and how many tokens are left."""
         if self._long_documents == "split":
-            return np.divmod(lengths, self.seq_len)
+            return np.divmod(lengths, self._longest)
         if self._long_documents == "truncate":
-            return np.zeros_like(lengths), np.minimum(lengths, self.seq_len)
-        return np.zeros_like(lengths), np.where(lengths > self.seq_len, 0, lengths)
+            return np.zeros_like(lengths), np.minimum(lengths, self._longest)
+        return np.zeros_like(lengths), np.where(lengths > self._longest, 0, lengths)
 
-    def _pack(self, members: Integers, lengths: Integers) -> _PackedWindow:
+    def _pack(self, members: Integers, lengths: Integers) -> tuple[_PackedWindow, int]:
+        """Pack a window, and count its rows that end early."""
         kind = np.uint32 if self.documents.num_documents < 1 << 32 else np.uint64
         whole, rest = self._divide(lengths)
         full = np.repeat(np.arange(len(lengths)), whole)
         parts = np.arange(len(full)) - np.repeat(np.cumsum(whole) - whole, whole)
         shared = np.flatnonzero(rest)
-        fitted = fit(rest[shared], self.seq_len)
+        if self._longest < self.seq_len:
+            # Parts share rows, too.
+            pieces = np.append(np.full(len(full), self._longest), rest[shared])
+            fitted = fit(aligned(pieces, self.align), self.seq_len, self._most)
+            documents, parts = np.append(full, shared), np.append(parts, np.full(len(shared), -1))
+            documents, parts = members[documents[fitted.order]], parts[fitted.order]
+            packed = _PackedWindow(documents.astype(kind), fitted.ends.astype(np.uint32), parts.astype(np.int32))
+            return packed, fitted.num_bounded
+        fitted = fit(aligned(rest[shared], self.align), self.seq_len, self._most)
         documents = members[np.concatenate([full, shared[fitted.order]])]
         ends = np.concatenate([np.arange(1, len(full) + 1), len(full) + fitted.ends])
-        return _PackedWindow(documents.astype(kind), ends.astype(np.uint32), parts.astype(np.uint32))
+        packed = _PackedWindow(documents.astype(kind), ends.astype(np.uint32), parts.astype(np.int32))
+        return packed, fitted.num_bounded
 
     def _window(self, number: int) -> _PackedWindow:
         if self._keeps_all:
@@ -108,7 +139,7 @@ class BestFitRows(PackedRows):
             window = self._windows.pop(number, None)
             if window is None:
                 members = self._members(number)
-                window = self._pack(members, self._lengths(members))
+                window, _ = self._pack(members, self._lengths(members))
             self._windows[number] = window
             if len(self._windows) > NUM_KEPT_WINDOWS:
                 self._windows.popitem(last=False)
@@ -125,7 +156,7 @@ class BestFitRows(PackedRows):
         place = int(permute(np.array([document]), self.documents.num_documents, self._key, inverse=True)[0])
         window, first = self._window(place // WINDOW), int(self._first_rows[place // WINDOW])
         rows = np.searchsorted(window.ends, np.flatnonzero(window.documents == document), "right")
-        return [first + row for row in rows.tolist()]
+        return [first + row for row in distinct(rows)]
 
     def spans(self, index: Integers) -> Spans:
         """Find the pieces of documents in each row."""
@@ -155,10 +186,11 @@ class BestFitRows(PackedRows):
         """Find where pieces start in the store and in their rows; part -1 is the remainder of a split document."""
         starts, stops = self._bounds(documents)
         lengths = stops - starts
-        rest = lengths // self.seq_len if self._long_documents == "split" else 0
-        starts = starts + np.where(parts >= 0, parts, rest) * self.seq_len
-        pieces = np.minimum(stops - starts, self.seq_len)
-        before = np.cumsum(pieces) - pieces
+        rest = lengths // self._longest if self._long_documents == "split" else 0
+        starts = starts + np.where(parts >= 0, parts, rest) * self._longest
+        pieces = np.minimum(stops - starts, self._longest)
+        room = aligned(pieces, self.align)
+        before = np.cumsum(room) - room
         firsts = np.concatenate([[0], ends[:-1]])
         in_row = before - np.repeat(before[firsts], np.diff(ends, prepend=0))
         return Segments(ends, in_row, pieces, documents, starts + pieces == stops), starts

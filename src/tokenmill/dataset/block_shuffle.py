@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.arguments import whole_number
+from tokenmill.dataset.bounded_concat import BoundedConcatRows
 from tokenmill.dataset.pack import ConcatRows, PaddedRows
 from tokenmill.dataset.rows import Integers, PackedRows, Rows
 from tokenmill.dataset.shuffle import GroupedOrder, ShuffledRows, distinct
@@ -119,6 +120,8 @@ def _first_rows(rows: PackedRows) -> tuple[Integers, Integers]:
     shards, documents, tokens = rows.documents.runs()
     if isinstance(rows, ConcatRows):
         return shards, -(-tokens // rows.seq_len)
+    if isinstance(rows, BoundedConcatRows):
+        return shards, np.array([rows.first_row(token) for token in tokens.tolist()], np.int64)
     if isinstance(rows, PaddedRows):
         return shards, np.array([rows.first_row(document) for document in documents.tolist()], np.int64)
     raise UsageError(

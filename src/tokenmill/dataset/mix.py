@@ -70,6 +70,9 @@ class MixedRows(Rows):
         self.is_remote = any(rows.is_remote for rows in self._sources)
         self.has_stages = len(stages) > 0 or any(rows.has_stages for rows in self._sources)
         self.seq_len, self.layout = self._sources[0].seq_len, self._sources[0].layout
+        self.align = self._sources[0].align
+        bounds = [rows.max_documents for rows in self._sources]
+        self.max_documents = None if None in bounds else max(bound for bound in bounds if bound is not None)
         self.num_rows = sum(rows.num_rows for rows in self._sources)
         self._stages = self._make_stages()
         self._starts = [stage.start for stage in self._stages]
@@ -88,6 +91,9 @@ class MixedRows(Rows):
         lengths = sorted({rows.seq_len for rows in self._sources})
         if len(lengths) > 1:
             raise UsageError(f"the sources of a mixture have rows of {lengths} tokens; pack them with one seq_len")
+        aligns = sorted({rows.align for rows in self._sources})
+        if len(aligns) > 1:
+            raise UsageError(f"the sources of a mixture align documents to {aligns} tokens; pack them with one align")
         if len({rows.layout for rows in self._sources}) > 1:
             raise UsageError("a mixture has rows of one kind: pairs, prompts and packed documents do not mix")
         self._check_tokenizers()

@@ -8,7 +8,7 @@ The `report` of a packing counts what it leaves out.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from tokenmill.arguments import one_of, whole_number
 from tokenmill.dataset.bestfit import BestFitRows
 from tokenmill.dataset.packing_report import LongDocuments, PackingReport
 from tokenmill.dataset.rows import Integers, PackedRows, Segments, Spans, as_documents, as_seed, refuse_special
+from tokenmill.dataset.uneven import UnevenRows
 from tokenmill.errors import UsageError
 from tokenmill.formatting import plural
 from tokenmill.store.documents import Documents
@@ -38,11 +39,16 @@ def pack(
     method: Method = "concat",
     long_documents: LongDocuments = "split",
     seed: int = 0,
+    max_documents: int | None = None,
+    align: int = 1,
+    max_length: int | None = None,
 ) -> PackedRows:
     """Cut a store (its first split) or some of its documents into rows of `seq_len` tokens.
 
     `long_documents` says what `best-fit` and `pad` do with documents that are longer than a row. `seed` decides
-    the order in which `best-fit` takes documents.
+    the order in which `best-fit` takes documents. No row has more than `max_documents`, so that batches have fixed
+    shapes: `cu_seqlens` has the same length in each of them. Documents are padded to multiples of `align` tokens. With
+    `max_length`, documents above it are long even if they fit a row of `best-fit`.
     """
     documents = as_documents(source, "pack")
     seq_len, seed = whole_number(seq_len, "seq_len", 1, LONGEST_ROW), as_seed(seed)
@@ -50,10 +56,29 @@ def pack(
     long_documents = cast("LongDocuments", one_of(long_documents, get_args(LongDocuments), "long_documents"))
     if documents.holds is not None:
         raise refuse_special(documents)
+    align = whole_number(align, "align", 1, LONGEST_ROW)
+    if max_documents is not None:
+        max_documents = whole_number(max_documents, "max_documents", 1, LONGEST_ROW)
+    if seq_len % align:
+        raise UsageError(f"seq_len {seq_len:,} is not a multiple of align {align:,}; change one of them")
+    if max_length is not None:
+        max_length = whole_number(max_length, "max_length", 1)
+        if method != "best-fit" or max_length > seq_len:
+            raise UsageError(
+                f"max_length {max_length:,} is for packing='best-fit' and rows of at least as many tokens, and this is "
+                f"{method!r} with {seq_len:,}; leave it out"
+            )
+    shape: Any = {"max_documents": max_documents, "align": align}
     if method == "best-fit":
-        return BestFitRows(documents, seq_len, long_documents=long_documents, seed=seed)
+        return BestFitRows(documents, seq_len, long_documents=long_documents, seed=seed, max_length=max_length, **shape)
     if method == "pad":
-        return PaddedRows(documents, seq_len, long_documents=long_documents)
+        return PaddedRows(documents, seq_len, long_documents=long_documents, **shape)
+    if align > 1:
+        raise UsageError(f"align {align:,} pads documents, and packing='concat' joins them; use 'best-fit' or 'pad'")
+    if max_documents is not None:
+        from tokenmill.dataset.bounded_concat import BoundedConcatRows
+
+        return BoundedConcatRows(documents, seq_len, max_documents)
     return ConcatRows(documents, seq_len)
 
 
@@ -136,21 +161,14 @@ class PaddedRows(PackedRows):
     method = "pad"
     has_lookahead = False
 
-    def __init__(self, documents: Documents, seq_len: int, *, long_documents: LongDocuments) -> None:
-        super().__init__(documents, seq_len, long_documents=long_documents)
-        self._odd, rows_of_odd = self._find_odd(long_documents)
-        # The first row of each odd document, and the first row after it.
-        self._odd_first_rows = self._odd + np.cumsum(rows_of_odd - 1) - (rows_of_odd - 1)
-        self._odd_next_rows = self._odd_first_rows + rows_of_odd
-        self._set_counts(documents.num_documents + int((rows_of_odd - 1).sum()))
+    def __init__(self, documents: Documents, seq_len: int, *, long_documents: LongDocuments, **shape: Any) -> None:
+        super().__init__(documents, seq_len, long_documents=long_documents, **shape)
+        self._rows = UnevenRows(documents.num_documents, *self._find_odd(long_documents))
+        self._set_counts(self._rows.num_rows)
 
     def _find_odd(self, long_documents: LongDocuments) -> tuple[Integers, Integers]:
-        """Find the documents that have no row or several, and count their rows.
-
-        Sentinels of one row each, before the first document and after the last, make sure that every row lies between
-        two.
-        """
-        odd, counts = [np.array([-1])], [np.array([1])]
+        """Find the documents that have no row or several, and count their rows."""
+        odd, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         first = 0
         for lengths in self.documents.lengths():
             rows = self.report.count(lengths, self.seq_len, long_documents)
@@ -158,7 +176,7 @@ class PaddedRows(PackedRows):
             odd.append(here + first)
             counts.append(rows[here])
             first += len(lengths)
-        return np.concatenate([*odd, [first]]), np.concatenate([*counts, [1]])
+        return np.concatenate(odd), np.concatenate(counts)
 
     def spans(self, index: Integers) -> Spans:
         """Find one span per row."""
@@ -173,21 +191,10 @@ class PaddedRows(PackedRows):
 
     def _locate(self, index: Integers) -> tuple[Integers, Integers, Integers]:
         """Find the document of each row, the first of its tokens in the row, and how many it has from there on."""
-        documents, parts = self._find_parts(index % self.num_rows)
+        documents, parts = self._rows.find(index % self.num_rows)
         starts, stops = self.documents.bounds(documents)
         starts = starts + parts * self.seq_len
         return documents, starts, stops - starts
-
-    def _find_parts(self, rows: Integers) -> tuple[Integers, Integers]:
-        """Find the document of each row, and which part of it."""
-        last = np.searchsorted(self._odd_next_rows, rows, "right") - 1
-        documents = rows - self._odd_next_rows[last] + self._odd[last] + 1
-        parts = np.zeros(len(rows), np.int64)
-        inside = rows >= self._odd_first_rows[last + 1]
-        upcoming = last[inside] + 1
-        documents[inside] = self._odd[upcoming]
-        parts[inside] = rows[inside] - self._odd_first_rows[upcoming]
-        return documents, parts
 
     def rows_of(self, document: int) -> list[int]:
         """Return its row, or those of its parts."""
@@ -195,5 +202,4 @@ class PaddedRows(PackedRows):
 
     def first_row(self, document: int) -> int:
         """Count the rows of all documents before one, which is its first row if it has any."""
-        last = int(np.searchsorted(self._odd, document)) - 1
-        return int(self._odd_next_rows[last]) + document - int(self._odd[last]) - 1
+        return self._rows.first_row(document)

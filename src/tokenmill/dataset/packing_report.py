@@ -33,6 +33,8 @@ class PackingReport:
     """Documents without a token."""
     num_left_over_tokens: int = 0
     """Tokens at the end of the stream that do not fill a row."""
+    num_bounded_rows: int = 0
+    """Rows that end early because they have as many documents as they may."""
     left_out: dict[str, int] = field(default_factory=dict)
     """How many pairs have no row, by reason."""
 
@@ -72,6 +74,7 @@ class PackingReport:
             (self.num_truncated_documents, f"{truncated} truncated ({cut} cut off)"),
             (self.num_dropped_documents, f"{plural(self.num_dropped_documents, 'document')} dropped ({dropped})"),
             (self.num_empty_documents, plural(self.num_empty_documents, "empty document")),
+            (self.num_bounded_rows, f"{plural(self.num_bounded_rows, 'row')} ended early by max_documents"),
             (self.num_left_over_tokens, f"{plural(self.num_left_over_tokens, 'token')} left over"),
         ]
         parts = [plural(self.num_rows, "row"), plural(self.num_tokens, "token")]

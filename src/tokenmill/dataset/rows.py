@@ -21,6 +21,7 @@ import xxhash
 from tokenmill.arguments import MOST_ROWS, name_kind, show, whole_number
 from tokenmill.dataset.packing_report import PackingReport
 from tokenmill.errors import UsageError
+from tokenmill.formatting import plural
 from tokenmill.store.documents import Documents
 from tokenmill.store.store import TokenSource
 from tokenmill.store.table import Integers
@@ -35,6 +36,7 @@ __all__ = [
     "Rows",
     "Segments",
     "Spans",
+    "aligned",
     "as_documents",
     "as_rows",
     "as_seed",
@@ -132,6 +134,10 @@ class Rows(ABC):
     """Whether the rows contain a mixture whose weights change at some row."""
     window_ends: Integers | None = None
     """The row after each window of rows that should be read together; None if a shuffle may be global."""
+    max_documents: int | None = None
+    """The most documents that a row has; None if there is no bound."""
+    align: int = 1
+    """Documents begin at multiples of this many tokens in a row, with padding before them."""
     layout: str | None = None
     """The only layout of batches of these rows; None if they have the layouts of trainers."""
 
@@ -221,6 +227,7 @@ class DerivedRows(Rows):
         self._rows = rows
         self.seq_len, self.num_rows, self.num_tokens = rows.seq_len, rows.num_rows, rows.num_tokens
         self.is_remote, self.has_stages, self.layout = rows.is_remote, rows.has_stages, rows.layout
+        self.max_documents, self.align = rows.max_documents, rows.align
 
     def parts(self) -> list[tuple[str, Rows]]:
         """Return the other dataset."""
@@ -233,12 +240,21 @@ class PackedRows(Rows):
     method: str
     has_lookahead: bool
     """Whether the span of a row has one token more than the row, the last target."""
+    part_of: PackedRows | None = None
+    """The packing of the tree that resolves some of its rows to rows of this one."""
 
-    def __init__(self, documents: Documents, seq_len: int, **settings: Any) -> None:
-        self.documents, self.seq_len = documents, seq_len
+    def __init__(
+        self, documents: Documents, seq_len: int, *, max_documents: int | None = None, align: int = 1, **settings: Any
+    ) -> None:
+        self.documents, self.seq_len, self.max_documents, self.align = documents, seq_len, max_documents, align
         self.is_remote = documents.table.room_bytes is not None
         self.report = PackingReport()
+        # A setting at its default is left out, so that rows have the fingerprint that they had before there was it.
         self._settings = settings
+        if max_documents is not None:
+            self._settings["max_documents"] = max_documents
+        if align > 1:
+            self._settings["align"] = align
 
     @abstractmethod
     def spans(self, index: Integers) -> Spans:
@@ -299,11 +315,18 @@ class PackedRows(Rows):
     def title(self) -> str:
         """Return one line for the tree."""
         seed = f", seed {self._settings['seed']}" if "seed" in self._settings else ""
-        return f"pack {self.method}, seq_len {self.seq_len:,}{seed}: {self.report}"
+        most = f", at most {plural(self.max_documents, 'document')}" if self.max_documents is not None else ""
+        align = f", aligned to {self.align:,}" if self.align > 1 else ""
+        return f"pack {self.method}, seq_len {self.seq_len:,}{most}{align}{seed}: {self.report}"
 
     def _tree(self, label: str, indent: str) -> Iterator[str]:
         yield from super()._tree(label, indent)
         yield f"{indent}  {self.documents!r}  [{self.documents.fingerprint[:8]}]"
+
+
+def aligned(lengths: Integers, align: int) -> Integers:
+    """Round lengths up to multiples."""
+    return lengths if align == 1 else -(-lengths // align) * align
 
 
 def unique_leaves(rows: Rows) -> list[PackedRows]:

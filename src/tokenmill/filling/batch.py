@@ -66,6 +66,11 @@ class Batch(msgspec.Struct, Generic[Tensor], eq=False):
         return [self._chunk.owner_of(row) for row in rows]
 
     @property
+    def seq_len(self) -> int:
+        """The tokens of a whole row, of which a context-parallel rank has a part."""
+        return self._chunk.seq_len
+
+    @property
     def is_masked(self) -> bool:
         """Whether the documents of a row are masked from each other."""
         return self._chunk.is_masked
@@ -102,13 +107,43 @@ class Batch(msgspec.Struct, Generic[Tensor], eq=False):
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """Where documents start when rows are laid end to end, and the end; int32, as FlashAttention expects."""
+        """Where documents start when rows are laid end to end, and the end; int32, as FlashAttention expects.
+
+        Of rows with `max_documents`, the end is repeated, so that all batches have one shape.
+        """
         return self._wrap(self._chunk.cover.cu_seqlens[self._first_row // self._chunk.batch_size])
 
     @property
+    def cu_seqlens_unpadded(self) -> Tensor:
+        """The sums of the documents' lengths without the padding of `align` or of rows, for TransformerEngine.
+
+        There is one for each of `cu_seqlens`, which counts padding as it is in the batch. With context parallelism,
+        both are about the whole rows.
+        """
+        return self._wrap(self._chunk.cover.unpadded_cu_seqlens(self._first_row // self._chunk.batch_size))
+
+    @property
+    def row_places(self) -> Tensor:
+        """The place in its row of each token of a row; 0, 1, 2, ... except with context parallelism."""
+        cutter = self._chunk.cutter
+        places = np.arange(self._chunk.seq_len) if cutter is None else cutter.row_places
+        return self._wrap(places.astype(np.int32))
+
+    @property
+    def row_cu_seqlens(self) -> Tensor:
+        """The same for each row by itself, of shape (batch_size, n); the end of a row is repeated up to one length."""
+        stop = self._first_row + self._chunk.batch_size
+        return self._wrap(self._chunk.cover.row_cu_seqlens(self._first_row, stop))
+
+    @property
     def max_seqlen(self) -> int:
-        """The length of the longest segment."""
+        """The length of the longest segment; of rows with `max_documents`, always `seq_len`."""
         return self._chunk.cover.max_seqlens[self._first_row // self._chunk.batch_size]
+
+    @property
+    def num_documents(self) -> npt.NDArray[np.int64]:
+        """The number of documents in each row, an array of numpy in all frameworks."""
+        return self._chunk.cover.count_documents(self._first_row, self._first_row + self._chunk.batch_size)
 
     @property
     def documents(self) -> list[list[tuple[int, int, int]]]:

@@ -35,6 +35,8 @@
 #define TILE 2048
 /* How much of the next row or piece is prefetched; the CPU prefetches the rest by itself. */
 #define AHEAD_BYTES 1024
+/* The index of a piece that is padding. */
+#define BLANK (-2)
 
 #define MAKE_WIDEN(NAME, FROM, TO)                                                                                     \
     VECTORS static void NAME(const FROM *restrict from, TO *restrict to, Py_ssize_t count)                             \
@@ -252,13 +254,21 @@ static void join_row(const Rows *rows, const Pieces *pieces, Py_ssize_t number, 
     Py_ssize_t left = rows->seq_len;
     for (int64_t piece = pieces->edges[number]; piece < pieces->edges[number + 1]; piece++) {
         Py_ssize_t length = (Py_ssize_t)pieces->lengths[piece];
-        if (piece + 1 < pieces->num_pieces && pieces->indices[piece + 1] >= 0)
-            ask_for(kind, pieces->indices[piece + 1], (Py_ssize_t)pieces->lengths[piece + 1]);
+        /* Padding is not read, so ask for the piece after it. */
+        int64_t next = piece + 1;
+        if (next < pieces->num_pieces && pieces->indices[next] == BLANK)
+            next++;
+        if (next < pieces->num_pieces && pieces->indices[next] >= 0)
+            ask_for(kind, pieces->indices[next], (Py_ssize_t)pieces->lengths[next]);
         if (length == 0)
             continue;
-        /* A piece without an address is filled in by the caller. */
+        /* A piece without an address is filled in by the caller, unless it is padding. */
         if (pieces->indices[piece] >= 0)
             copy_stretch(kind, pieces->indices[piece], inputs, targets, length, length - 1);
+        else if (pieces->indices[piece] == BLANK) {
+            fill(kind, inputs, 0, length);
+            fill(kind, targets, ignored, length);
+        }
         inputs += length * kind.to_bytes;
         targets += length * kind.to_bytes;
         fill(kind, targets - kind.to_bytes, ignored, 1);
@@ -271,7 +281,8 @@ static void join_row(const Rows *rows, const Pieces *pieces, Py_ssize_t number, 
 PyDoc_STRVAR(copy_pieces_doc,
              "copy_pieces(edges, indices, lengths, ignored, itemsize, places, inputs, targets)\n--\n\n"
              "Join rows from pieces, of which row i has those from edges[i] up to edges[i + 1], and pad them.\n\n"
-             "The last token of a piece has the target `ignored`. A piece with a negative index is left out.");
+             "The last token of a piece has the target `ignored`. A piece with the index -2 is padding, and one with\n"
+             "another negative index is left out.");
 
 static PyObject *copy_pieces(PyObject *module, PyObject *args)
 {

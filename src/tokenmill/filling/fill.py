@@ -9,30 +9,27 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.rows import Integers, ResolvedRows, Rows, join_segments
+from tokenmill.dataset.rows import Integers, Rows, join_segments
 from tokenmill.errors import StoreError
 from tokenmill.filling import kernels
 from tokenmill.filling.buffers import BufferPool
+from tokenmill.filling.context import ContextShare, make_cutter
 from tokenmill.filling.cover import Cover
-from tokenmill.filling.pieces_of_streams import Following, cut_stream
+from tokenmill.filling.located_spans import LocatedSpans, locate
 from tokenmill.filling.row_sources import segment_sources, source_of_rows
 from tokenmill.filling.token_masks import TokenMask
 from tokenmill.store.documents import Documents
-from tokenmill.store.mapping import will_need
+from tokenmill.store.mapping import everywhere, will_need
 
 __all__ = ["IGNORED", "Chunk", "FilledChunk"]
 
 IGNORED = -100
 """The target of a token that has none, if no other is chosen: torch's cross entropy ignores it by default."""
-
-ROWS_PER_RUN = 8
-"""With fewer rows in a run of documents on average, rows are cut at the ends of runs all at once, not one by one."""
 
 Array = npt.NDArray[Any]
 _SPREADS = BufferPool(np.int32)
@@ -60,11 +57,16 @@ class Chunk:
         batch_size: int = 1,
         document_mask: bool = False,
         limit: int | None = None,
+        share: ContextShare | None = None,
         token_masks: Sequence[TokenMask] = (),
         ignored: int = IGNORED,
     ) -> None:
         self.seq_len, self.batch_size, self.is_masked = rows.seq_len, batch_size, document_mask
-        self.rows, self.start, self.stop = rows, 0, len(index)
+        self.cutter = make_cutter(rows, share) if share is not None or rows.align > 1 else None
+        # Aligned pieces are of one document each, and then the loops leave out the targets at their ends.
+        self._has_whole_pieces = rows.align > 1
+        self._width = rows.seq_len if self.cutter is None else self.cutter.width
+        self.rows, self.start, self.stop, self._max_documents = rows, 0, len(index), rows.max_documents
         self._whole: Chunk | None = None
         self._token_masks, self.ignored = token_masks, ignored
         self._num_masked: dict[str, Integers] = {}
@@ -76,9 +78,9 @@ class Chunk:
             self._resolved = [resolved.among(filled) for resolved in found]
         else:
             self._resolved = rows.resolve(index)
-        self._spans = _locate(self._resolved, None, len(index))
-        self._masks = _locate(self._resolved, ".mask", len(index))
-        self._weights = _locate(self._resolved, ".weight", len(index))
+        self._spans = locate(self._resolved, None, len(index), self.cutter)
+        self._masks = locate(self._resolved, ".mask", len(index), self.cutter)
+        self._weights = locate(self._resolved, ".weight", len(index), self.cutter)
 
     def cut(self, start: int, stop: int) -> Chunk:
         """Return the rows from `start` up to `stop` as a chunk to be filled by itself."""
@@ -97,18 +99,18 @@ class Chunk:
 
     def fill(self, pool: BufferPool) -> Chunk:
         """Fill inputs and targets in memory of a pool."""
-        both = pool.take((2, self.stop - self.start, self.seq_len))
+        both = pool.take((2, self.stop - self.start, self._width))
         self.copy(both[0], both[1])
-        self.inputs, self.targets = both.reshape(2, -1, self.batch_size, self.seq_len)
+        self.inputs, self.targets = both.reshape(2, -1, self.batch_size, self._width)
         return self
 
     def copy(self, inputs: Array, targets: Array) -> None:
-        """Fill arrays of shape (number of rows, seq_len)."""
+        """Fill arrays of shape (number of rows, tokens of a row)."""
         for spans in self._spans:
             _copy(spans, self.start, self.stop, inputs, targets, self.ignored)
         if self._masks:
             targets[self._copy_values(self._masks, np.int16)[1] == 0] = self.ignored
-        if self.is_masked:
+        if self.is_masked and not self._has_whole_pieces:
             targets.reshape(-1)[self.cover.document_ends(self.start, self.stop)] = self.ignored
         if len(self._blank):
             blank = self._blank[(self._blank >= self.start) & (self._blank < self.stop)] - self.start
@@ -118,9 +120,9 @@ class Chunk:
             lengths = self._num_tokens[self.start : self.stop]
             self._num_masked[mask.name] = mask.apply(inputs, targets, lengths, self.ignored)
 
-    def _copy_values(self, several: list[_LocatedSpans], dtype: npt.DTypeLike) -> Array:
+    def _copy_values(self, several: list[LocatedSpans], dtype: npt.DTypeLike) -> Array:
         """Copy the values that a store has beside its tokens, for inputs and for targets; 1 for rows that have none."""
-        values = np.ones((2, self.stop - self.start, self.seq_len), dtype)
+        values = np.ones((2, self.stop - self.start, self._width), dtype)
         for spans in several:
             _copy(spans, self.start, self.stop, values[0], values[1])
         # Targets are one token further than inputs, and so are the values that belong to them.
@@ -157,7 +159,8 @@ class Chunk:
             (np.arange(self.stop) if resolved.at is None else resolved.at, resolved.rows.segments(resolved.numbers))
             for resolved in self._resolved
         ]
-        return Cover(join_segments(parts, self.stop), self.seq_len, self.batch_size)
+        shape = self.seq_len, self.batch_size, self._max_documents, self.cutter
+        return Cover(join_segments(parts, self.stop), *shape)
 
     @cached_property
     def _num_tokens(self) -> Integers:
@@ -238,102 +241,22 @@ class FilledChunk(Chunk):
         return getattr(self, name)
 
 
-class _LocatedSpans(NamedTuple):
-    """The spans of rows that are copied in the same way and have one type, with their places in memory.
-
-    `at` are the places of their rows in the chunk, ascending; None for all of its rows. Row i has the spans from
-    `edges[i]` up to `edges[i + 1]`. Span i begins with token `indices[i]` of memory, see `everywhere`. Spans that are
-    not in one piece of mapped memory have the index -1, or that of another row if rows are contiguous. They are in
-    `apart`: (row, column in it, length, documents, first token).
-    """
-
-    is_contiguous: bool
-    stored: np.dtype[Any]
-    at: Integers | None
-    edges: Integers
-    lengths: Integers
-    indices: Integers
-    apart: list[tuple[int, int, int, Documents, int]]
-    name: str
-    following: Following | None = None
-
-
-def _locate(found: list[ResolvedRows], suffix: str | None, num_rows: int) -> list[_LocatedSpans]:
-    """Locate rows, or the values that stores have beside their tokens, in files that end in `suffix`.
-
-    All rows of one kind and type are located together, so that a mixture costs no more than its sources.
-    """
-    groups: dict[tuple[bool, np.dtype[Any]], list[tuple[Documents, ResolvedRows]]] = {}
-    for resolved in found:
-        documents: Documents | None = resolved.rows.documents
-        if suffix is not None:
-            documents = resolved.rows.documents.view(suffix) if suffix in resolved.rows.documents.beside else None
-        if documents is not None:
-            groups.setdefault((resolved.rows.has_lookahead, documents.dtype), []).append((documents, resolved))
-    return [_locate_group(group, num_rows) for group in groups.values()]
-
-
-def _locate_group(group: list[tuple[Documents, ResolvedRows]], num_rows: int) -> _LocatedSpans:
-    spans = [resolved.rows.spans(resolved.numbers) for _, resolved in group]
-    is_stream, following = group[0][1].rows.has_lookahead, None
-    width = group[0][1].rows.seq_len
-    if is_stream and any(some.is_scattered and some.run_tokens < ROWS_PER_RUN * width for some, _ in group):
-        spans, following = cut_stream([documents for documents, _ in group], spans)
-    join: Any = np.concatenate if len(group) > 1 else itemgetter(0)
-    order: Any = slice(None)
-    at, ends = group[0][1].at, spans[0].ends
-    if at is not None:
-        at = join([resolved.at for _, resolved in group])
-        sizes = join([np.diff(some.ends, prepend=0) for some in spans])
-        by_row = np.argsort(at, kind="stable")
-        firsts, sizes = (np.cumsum(sizes) - sizes)[by_row], sizes[by_row]
-        ends = np.cumsum(sizes)
-        order = np.arange(int(sizes.sum())) + np.repeat(firsts - (ends - sizes), sizes)
-        following = following and following.in_order(by_row)
-        at = at[by_row] if len(at) < num_rows else None
-    pairs = zip(group, spans, strict=True)
-    addresses = join([documents.addresses(some.starts, some.lengths) for (documents, _), some in pairs])[order]
-    edges, lengths = np.append(0, ends), join([some.lengths for some in spans])[order]
-    apart: list[tuple[int, int, int, Documents, int]] = []
-    numbers = np.flatnonzero(addresses == 0)
-    stored, is_contiguous = group[0][0].dtype, is_stream and following is None
-    if len(numbers):
-        owners = np.repeat(np.arange(len(group)), [len(some.starts) for some in spans])[order][numbers]
-        rows = np.searchsorted(edges, numbers, "right") - 1
-        before = np.append(0, np.cumsum(lengths))
-        columns, starts = before[numbers] - before[edges[rows]], join([some.starts for some in spans])[order][numbers]
-        documents = [group[owner][0] for owner in owners.tolist()]
-        places = rows.tolist(), columns.tolist(), lengths[numbers].tolist()
-        apart = list(zip(*places, documents, starts.tolist(), strict=True))
-        if is_contiguous:
-            # The loops copy every row, so use a row that is in memory in place of each that is not.
-            addresses[numbers] = addresses.max()
-    return _LocatedSpans(
-        is_contiguous=is_contiguous,
-        stored=stored,
-        at=at,
-        edges=edges,
-        lengths=lengths,
-        indices=addresses // stored.itemsize - 1,
-        apart=apart,
-        name=" or ".join(dict.fromkeys(documents.name for documents, _ in group)),
-        following=following,
-    )
-
-
-def _range(spans: _LocatedSpans, start: int, stop: int) -> tuple[int, int, Integers | None]:
+def _range(spans: LocatedSpans, start: int, stop: int) -> tuple[int, int, Integers | None]:
     """Return which of these rows are in a range of the chunk, and their places in it (None: the whole range)."""
+    start, stop = start * spans.num_strips, stop * spans.num_strips
     if spans.at is None:
         return start, stop, None
     low, high = np.searchsorted(spans.at, (start, stop)).tolist()
     return low, high, spans.at[low:high] - start
 
 
-def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: Array, ignored: int = IGNORED) -> None:
+def _copy(spans: LocatedSpans, start: int, stop: int, inputs: Array, targets: Array, ignored: int = IGNORED) -> None:
     """Fill the rows of these spans in arrays that stand for the rows `start` to `stop` of the chunk."""
     low, high, places = _range(spans, start, stop)
     if low == high:
         return
+    if spans.num_strips > 1:
+        inputs, targets = (array.reshape(len(array) * spans.num_strips, -1) for array in (inputs, targets))
     indices = spans.indices
     copy_rows: Any = kernels.contiguous
     copy_pieces: Any = kernels.pieced
@@ -346,6 +269,8 @@ def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: A
             copy_pieces(edges, indices, spans.lengths, ignored, kind, places, inputs, targets)
         elif indices[low] >= 0:
             copy_rows(indices[low:high], kind, places, inputs, targets)
+        if spans.followed is not None:
+            _copy_followed(spans, low, high, places, targets)
         if spans.apart:
             _copy_apart(spans, low, high, places, inputs, targets)
         if spans.following is not None:
@@ -356,13 +281,23 @@ def _copy(spans: _LocatedSpans, start: int, stop: int, inputs: Array, targets: A
 
 
 def _copy_apart(
-    spans: _LocatedSpans, low: int, high: int, places: Integers | None, inputs: Array, targets: Array
+    spans: LocatedSpans, low: int, high: int, places: Integers | None, inputs: Array, targets: Array
 ) -> None:
     """Fill in the spans of some rows that cross the end of a shard or are not mapped."""
     apart: list[tuple[Any, ...]] = spans.apart[bisect_left(spans.apart, (low,)) : bisect_left(spans.apart, (high,))]
-    for number, column, length, documents, start in apart:
-        tokens = documents.read(start, start + length)
+    for number, column, length, documents, start, num_targets in apart:
+        tokens = documents.read(start, start + num_targets + 1)
         kernels.check_range(tokens, inputs.dtype)
         row = number - low if places is None else int(places[number - low])
-        inputs[row, column : column + length] = tokens[: inputs.shape[1]]
-        targets[row, column : column + length - 1] = tokens[1:]
+        inputs[row, column : column + length] = tokens[: min(length, inputs.shape[1])]
+        targets[row, column : column + num_targets] = tokens[1:]
+
+
+def _copy_followed(spans: LocatedSpans, low: int, high: int, places: Integers | None, targets: Array) -> None:
+    """Fill in the target of the last token of pieces that end where a chunk of their document does."""
+    assert spans.followed is not None
+    first, last = np.searchsorted(spans.followed[0], (low, high)).tolist()
+    rows, columns, numbers = (some[first:last] for some in spans.followed)
+    tokens = everywhere(spans.stored.str, spans.stored.itemsize)[spans.indices[numbers] + spans.lengths[numbers]]
+    kernels.check_range(tokens, targets.dtype)
+    targets[rows - low if places is None else places[rows - low], columns] = tokens

@@ -25,10 +25,12 @@ except ImportError:
 if os.environ.get("TOKENMILL_COMPILED") == "0" or sys.byteorder != "little":
     compiled = None  # type: ignore[assignment]
 
-__all__ = ["COPIED", "TOKENS_AT_ONCE", "check_range", "compiled", "contiguous", "pieced"]
+__all__ = ["BLANK", "COPIED", "TOKENS_AT_ONCE", "check_range", "compiled", "contiguous", "pieced"]
 
 COPIED = {(np.dtype(stored), np.dtype(given)) for stored in (np.uint16, np.int32) for given in (np.int64, np.int32)}
 """The types of stored tokens and of batches that the loops in C copy between."""
+BLANK = -2
+"""The index of a piece that is padding; it has no address."""
 LONG_ROW = 8192
 """From this many tokens on, a slice per row is faster than a gather."""
 STRIP = 128
@@ -113,8 +115,9 @@ def pieced(
 ) -> None:
     """Do what `compiled.copy_pieces` does, for tokens of any type: row i is the pieces `edges[i]` to `edges[i + 1]`.
 
-    The last token of a piece has no target, nor has padding. The caller copies a piece with a negative index. Rows are
-    joined in a scratch array of the stored type, and widened a few at a time.
+    The last token of a piece has no target, nor has padding, which is a piece with the index `BLANK`. The caller copies
+    a piece with another negative index. Rows are joined in a scratch array of the stored type, and widened a few at a
+    time.
     """
     num_rows, seq_len = len(edges) - 1, inputs.shape[1]
     edges, indices, lengths = edges - edges[0], indices[edges[0] : edges[-1]], lengths[edges[0] : edges[-1]]
@@ -136,6 +139,8 @@ def pieced(
         shifted[some, :-1] = tokens[some, 1:]
     shifted[:, -1] = ignored
     shifted.reshape(-1)[firsts + lengths - 1] = ignored
+    for piece in np.flatnonzero(indices == BLANK).tolist():
+        shifted.reshape(-1)[firsts[piece] : firsts[piece] + lengths[piece]] = ignored
     for row, end in short:
         shifted[row, end:] = ignored
     if places is not None:

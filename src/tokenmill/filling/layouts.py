@@ -14,10 +14,14 @@ import numpy.typing as npt
 
 from tokenmill.filling.batch import NumpyBatch
 
-__all__ = ["FLAT", "LAYOUTS", "Layout", "map_parts"]
+__all__ = ["FLAT_LAYOUTS", "LAYOUTS", "Layout", "map_parts"]
 
 FLAT = "hf-flat"
-"""The layout whose batches are one row of all tokens: none of its parts has the shape (batch_size, seq_len)."""
+"""The layout whose batches are one row of all tokens, without padding."""
+FLAT_LAYOUTS = (FLAT, "flat")
+"""Layouts of which no part has the shape (batch_size, seq_len)."""
+UNSHIFTED = ("hf", FLAT, "olmo")
+"""Layouts without targets, in which a label is the token at its own place."""
 RAGGED = {"doc_lens", "max_doc_lens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "sources"}
 """Parts of batches that do not have one value for each token."""
 
@@ -83,6 +87,30 @@ def hf_flat(batch: NumpyBatch) -> dict[str, Any]:
     }
 
 
+def flat(batch: NumpyBatch) -> dict[str, Any]:
+    """All tokens of a batch, padding included, in arrays of shape (T,): T is the same in every batch.
+
+    A sequence is a document with a document mask, otherwise a row. `segment_ids` counts sequences from 1, and is 0 for
+    padding.
+    """
+    ids = np.asarray(batch.segment_ids)
+    cu_seqlens, max_seqlen, counts = batch.cu_seqlens, batch.max_seqlen, batch.num_documents
+    if not batch.is_masked:
+        ids, max_seqlen, counts = np.minimum(ids, 1), batch.seq_len, np.minimum(counts, 1)
+        cu_seqlens = np.arange(len(ids) + 1, dtype=np.int32) * max_seqlen
+    if len(ids) > 1:
+        before = (np.cumsum(counts) - counts).astype(np.int32)
+        ids = (ids + before[:, None]) * (ids > 0)
+    return {
+        "inputs": batch.inputs.reshape(-1),
+        "targets": batch.targets.reshape(-1),
+        "positions": _positions(batch).reshape(-1),
+        "segment_ids": ids.reshape(-1),
+        "cu_seqlens": cu_seqlens,
+        "max_seqlen": max_seqlen,
+    }
+
+
 def sft(batch: NumpyBatch) -> dict[str, Any]:
     """Supervised arrays: targets are shifted, and `loss_mask` has the weights if the store has any."""
     return {
@@ -113,12 +141,8 @@ def olmo(batch: NumpyBatch) -> dict[str, Any]:
     label_mask = np.zeros(batch.targets.shape, np.bool_)
     label_mask[:, 1:] = batch.targets[:, :-1] != batch.ignore_index
     num_rows, seq_len = batch.inputs.shape
-    edges = np.asarray(batch.cu_seqlens) if batch.is_masked else np.arange(0, (num_rows + 1) * seq_len, seq_len)
     # OLMo-core lays rows end to end and sums the lengths, so padding counts as a document.
-    rows = edges[:-1] // seq_len
-    places = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    doc_lens = np.zeros((num_rows, int(places.max()) + 1), np.int32)
-    doc_lens[rows, places] = np.diff(edges)
+    doc_lens = np.diff(batch.row_cu_seqlens) if batch.is_masked else np.full((num_rows, 1), seq_len, np.int32)
     return {
         "input_ids": batch.inputs,
         "doc_lens": doc_lens,
@@ -152,7 +176,7 @@ def _positions(batch: NumpyBatch) -> npt.NDArray[Any]:
     if batch.is_masked:
         restarting: npt.NDArray[Any] = batch.positions
         return restarting
-    return np.broadcast_to(np.arange(batch.inputs.shape[1], dtype=np.int32), batch.inputs.shape).copy()
+    return np.broadcast_to(batch.row_places, batch.inputs.shape).copy()
 
 
 def _ids_only(targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -177,6 +201,7 @@ LAYOUTS: dict[str, Layout] = {
     "xy": xy,
     "hf": hf,
     FLAT: hf_flat,
+    "flat": flat,
     "sft": sft,
     "megatron": megatron,
     "torchtitan": torchtitan,

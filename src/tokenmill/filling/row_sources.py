@@ -60,4 +60,4 @@ def _numbered(rows: Rows, resolved: Sequence[ResolvedRows]) -> list[tuple[Resolv
     for leaf in unique_leaves(rows):
         firsts[id(leaf)] = count
         count += len(leaf.documents.sources)
-    return [(some, firsts[id(some.rows)]) for some in resolved]
+    return [(some, firsts[id(some.rows if some.rows.part_of is None else some.rows.part_of)]) for some in resolved]

@@ -15,7 +15,7 @@ from tokenmill.arguments import show, whole_number
 from tokenmill.errors import UsageError
 from tokenmill.filling.batch import NumpyBatch
 from tokenmill.filling.fill import IGNORED
-from tokenmill.filling.layouts import FLAT, Layout
+from tokenmill.filling.layouts import FLAT, FLAT_LAYOUTS, Layout
 from tokenmill.filling.token_masks import Goldfish, RepetitionFilter, check_masks
 from tokenmill.loaders._world import World
 
@@ -57,6 +57,8 @@ class Extras(NamedTuple):
                 filled = np.asarray(batch.segment_ids) > 0
                 filled[0, 0] |= not filled.any()
                 extra = {name: part[filled][None] if part.ndim == 2 else part for name, part in extra.items()}
+            elif name in FLAT_LAYOUTS:
+                extra = {name: part.reshape(-1) for name, part in extra.items()}
             return ({**parts[0], **extra}, *parts[1:]) if isinstance(parts, tuple) else {**parts, **extra}
 
         return arrange

@@ -23,13 +23,14 @@ from tokenmill.errors import StoreError, UsageError
 from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import Chunk
-from tokenmill.filling.layouts import FLAT, LAYOUTS, map_parts
+from tokenmill.filling.layouts import FLAT_LAYOUTS, LAYOUTS, map_parts
 from tokenmill.filling.row_layouts import own_layout
 from tokenmill.loaders._disk import FIRST_ROWS, Disk
 from tokenmill.loaders._extras import Extras, Others, take_extras
 from tokenmill.loaders._prefetch import Prefetcher
 from tokenmill.loaders._state import VERSION, check_state
-from tokenmill.loaders._world import find_rank
+from tokenmill.loaders._world import World, find_part
+from tokenmill.loaders.deal import deal
 from tokenmill.loaders.passes import Pass
 from tokenmill.store.background_check import BackgroundCheck
 
@@ -91,16 +92,31 @@ class Loader(Generic[BatchType]):
     ) -> None:
         self.rows = as_rows(rows, "Loader")
         self.batch_size = whole_number(batch_size, "batch_size", 1, MOST_ROWS_OF_BATCH)
-        world, self._extras = take_extras(type(self).__name__, others) if others else ({}, Extras())
-        self.rank, self.world_size = find_rank(**world) if world else (0, 1)
+        world: World = {}
+        self._extras = Extras()
+        if others:
+            world, self._extras = take_extras(type(self).__name__, others)
+        self.rank, self.world_size, self._share, self._is_balanced = 0, 1, None, False
+        if world:
+            self.rank, self.world_size, self._share, self._is_balanced = find_part(
+                self.rows, document_mask, layout, world
+            )
+        self._width = self.rows.seq_len if self._share is None else self.rows.seq_len // self._share.size
+        """Tokens of each row that this rank gets."""
+        self._num_turns = 1
+        """How many loaders take turns with global batches; each counts as `world_size` ranks of its own."""
         self.global_batch_size = self.batch_size * self.world_size
         """Rows of one step over all ranks."""
         is_packed = self.rows.layout is None
         self._layout = LAYOUTS[one_of(layout, LAYOUTS, "layout")] if is_packed else own_layout(self.rows, layout)
         if self._extras.fields:
             self._layout = self._extras.add_fields(self._layout, layout)
-        self._is_plain, self._is_flat = layout == "xy" and is_packed, layout == FLAT and is_packed
+        self._is_plain, self._is_flat = layout == "xy" and is_packed, layout in FLAT_LAYOUTS and is_packed
         self._masks: Any = {**self._extras.masks, "document_mask": flag(document_mask, "document_mask")}
+        if self._share is not None:
+            self._masks["share"] = self._share
+        if self._extras.masks.get("token_masks") and (self._share is not None or self.rows.align > 1):
+            raise UsageError("token_masks look at whole rows, so they cannot be used with cp_size or align")
         self._prefetch = whole_number(prefetch, "prefetch", 0)
         self._epochs, self._drop_last = epochs, flag(drop_last, "drop_last")
         self._next_row = 0
@@ -258,7 +274,7 @@ class Loader(Generic[BatchType]):
         disk = self._disk = Disk()
         coming: deque[Chunk] = deque()
         while chunk := coming.popleft() if coming else next(plan, None):
-            if self._is_end_known and (self.rows.is_remote or disk.rows_left > 0):
+            if self._is_end_known and (self.rows.is_remote or disk.is_slow):
                 for following in itertools.islice(plan, CHUNKS_AHEAD - len(coming)):
                     following.will_need()
                     coming.append(following)
@@ -274,7 +290,7 @@ class Loader(Generic[BatchType]):
     @property
     def _batch_bytes(self) -> int:
         """The memory of inputs and targets of a batch."""
-        return 2 * self._pool.dtype.itemsize * self.batch_size * self.rows.seq_len
+        return 2 * self._pool.dtype.itemsize * self.batch_size * self._width
 
     def _plan(self, row: int) -> Iterator[Chunk]:
         """Yield the chunks from a row on, to be filled; the first ones are small, so that the first batch comes soon.
@@ -305,6 +321,11 @@ class Loader(Generic[BatchType]):
     def _index(self, row: int, num_batches: int) -> Integers:
         """Return the numbers of this rank's rows in some global batches."""
         firsts = row + np.arange(num_batches) * self.global_batch_size + self.rank * self.batch_size
+        if self._is_balanced:
+            world_size = self.world_size // self._num_turns
+            rank = self.rank % world_size
+            sizes: Any = {"batch_size": self.batch_size, "rank": rank, "world_size": world_size}
+            return deal(self.rows, firsts - rank * self.batch_size, limit=self._pass.stop, **sizes)
         index: Integers = (firsts[:, None] + np.arange(self.batch_size)).reshape(-1)
         return index
 
@@ -336,7 +357,7 @@ class Loader(Generic[BatchType]):
         return part
 
     def __repr__(self) -> str:
-        shape = f"{self.batch_size} x {self.rows.seq_len}, rank {self.rank} of {self.world_size}"
+        shape = f"{self.batch_size} x {self._width}, rank {self.rank} of {self.world_size}"
         return f"{type(self).__name__}({shape}, at row {self._next_row:,})\n{self.rows!r}"
 
 

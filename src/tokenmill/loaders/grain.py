@@ -21,7 +21,7 @@ from tokenmill.errors import MissingDependencyError, UsageError
 from tokenmill.filling.batch import Batch
 from tokenmill.filling.buffers import BufferPool
 from tokenmill.filling.fill import Chunk
-from tokenmill.filling.layouts import FLAT, LAYOUTS, map_parts
+from tokenmill.filling.layouts import FLAT_LAYOUTS, LAYOUTS, map_parts
 from tokenmill.loaders._extras import read_fields
 from tokenmill.loaders.base import Loader, batch_dtype
 from tokenmill.loaders.passes import count_rows
@@ -69,7 +69,7 @@ class RowSource:
         """Return several rows, filled together; Grain calls this when it reads in batches."""
         chunk = Chunk(self.rows, np.array(indices), document_mask=self._document_mask).fill(self._pool)
         rows = (Batch(chunk.inputs[n], chunk.targets[n], chunk, n) for n in range(len(indices)))
-        is_flat = self._layout == FLAT
+        is_flat = self._layout in FLAT_LAYOUTS
         return [map_parts(_first_row, _plain(LAYOUTS[self._layout](row)), is_flat) for row in rows]
 
     def __repr__(self) -> str:
@@ -168,6 +168,7 @@ class _PlainLoader(Loader):
         self._rows_before = worker * self.global_batch_size
         self.rank += worker * self.world_size
         self.world_size *= num_workers
+        self._num_turns = num_workers
         self.global_batch_size *= num_workers
 
     def __iter__(self) -> Iterator[Any]:

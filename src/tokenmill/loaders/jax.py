@@ -57,6 +57,11 @@ class JaxLoader(Loader[BatchType]):
         if share is not None and is_free:
             rank, world_size = share
         super().__init__(rows, rank=rank, world_size=world_size, dtype=dtype, **settings)
+        if sharding is not None and self._share is not None:
+            raise UsageError(
+                "a sharding and cp_size both divide batches among processes; leave the sharding out, and make global "
+                "arrays of the parts with jax.make_array_from_process_local_data"
+            )
         self._sharding = sharding
         self._global_shape = (self.global_batch_size, rows.seq_len)
         if share is not None:

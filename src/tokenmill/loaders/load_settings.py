@@ -28,7 +28,9 @@ __all__ = [
 ]
 
 FrameworkName = Literal["numpy", "torch", "jax", "grain", "tf"]
-LayoutName = Literal["xy", "hf", "hf-flat", "sft", "megatron", "torchtitan", "olmo", "maxtext", "pairs", "prompts"]
+LayoutName = Literal[
+    "xy", "hf", "hf-flat", "flat", "sft", "megatron", "torchtitan", "olmo", "maxtext", "pairs", "prompts"
+]
 Packing = Literal["concat", "best-fit", "pad"]
 AnyPacking = Literal["concat", "best-fit", "pad", "pairs", "prompts"]
 
@@ -40,6 +42,8 @@ class RowFlags(TypedDict, total=False):
     long_documents: LongDocuments | LongPairs | LongPrompts | None
     shuffle: bool | Literal["blocks"]
     seed: int
+    max_documents: int | None
+    align: int | None
 
 
 class LoaderSettings(Others, total=False):
@@ -67,6 +71,9 @@ class LoadSettings(LoaderSettings, TextSettings, total=False):
     long_documents: LongDocuments | LongPairs | LongPrompts | None
     shuffle: bool | Literal["blocks"] | None
     seed: int | None
+    max_documents: int | None
+    align: int | None
+    tokens_per_batch: int | None
     split: str | None
     vocab_size: int | None
     block_tokens: int | None

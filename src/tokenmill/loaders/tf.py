@@ -185,7 +185,7 @@ class TfLoader(Loader[BatchType]):
     def _spec(self, part: Any, is_ragged: bool) -> Any:
         """Return the type of a part, with the lengths that are equal in every batch."""
         array = np.asarray(part)
-        whole = [] if is_ragged else [self.batch_size, self.rows.seq_len]
+        whole = [] if is_ragged else [self.batch_size, self._width]
         return tf.TensorSpec([None] * (array.ndim - len(whole)) + whole, array.dtype)
 
 

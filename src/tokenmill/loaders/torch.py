@@ -148,7 +148,7 @@ class TorchLoader(Loader[BatchType]):
             data, places = described
             parts = [memory[start : start + size] for start, size in places]
             return [map_parts(self._wrap, batch, self._is_flat) for batch in pickle.loads(data, buffers=parts)]
-        shape = (2, num_batches, self.batch_size, self.rows.seq_len)
+        shape = (2, num_batches, self.batch_size, self._width)
         arrays = memory.view(self._pool.dtype).reshape(shape)
         if isinstance(self._pool, _PinnedPool):
             pinned = self._pool.take(shape)

@@ -52,6 +52,8 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
     seq_len: int
     packing: str = "concat"
     long_documents: str = "split"
+    max_documents: int | None = None
+    align: int | None = None
     shuffle: bool = True
     seed: int = 0
     window: str | int = WINDOW
@@ -61,6 +63,13 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
         whole_number(self.seq_len, "seq_len", 1)
         one_of(self.packing, get_args(Method), "packing")
         one_of(self.long_documents, get_args(LongDocuments), "long_documents")
+        for name in ("max_documents", "align"):
+            if getattr(self, name) is not None:
+                whole_number(getattr(self, name), name, 1)
+        if self.align is not None and (self.packing == "concat" or self.seq_len % self.align):
+            raise UsageError(
+                f"align {self.align} pads documents, so packing must be 'best-fit' or 'pad', and seq_len a multiple"
+            )
         flag(self.shuffle, "shuffle")
         as_seed(self.seed)
 
@@ -72,6 +81,8 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True):
             method=self.packing,  # type: ignore[arg-type]
             long_documents=self.long_documents,  # type: ignore[arg-type]
             seed=seed,
+            max_documents=self.max_documents,
+            align=self.align or 1,
         )
         return shuffle_rows(packed, seed=seed) if self.shuffle else packed
 
@@ -127,12 +138,21 @@ class TokenizedText:
     def describe(self) -> dict[str, Any]:
         """Describe the text by its content, the flags that decide the tokens, and how rows are made of them."""
         files = [(file.name, file.bytes, file.fingerprint) for file in self._prepared.files]
+        row_settings = msgspec.to_builtins(self._settings)
+        for name in ("max_documents", "align"):
+            if row_settings[name] is None:
+                del row_settings[name]
         return {
-            **msgspec.to_builtins(self._settings),
+            **row_settings,
             "split": self._split,
             "tokenize": self._prepared.settings.flags(),
             "inputs": xxhash.xxh3_64_hexdigest(msgspec.json.encode(files)),
         }
+
+    @property
+    def shape(self) -> tuple[int | None, int]:
+        """The bound on the documents of a row, and the multiples of tokens at which they begin."""
+        return self._settings.max_documents, self._settings.align or 1
 
     @property
     def has_waited(self) -> bool:

@@ -30,7 +30,7 @@ class WindowedRows(Rows):
     """The windows of a source one after the other, then the later epochs of the whole store."""
 
     def __init__(self, source: TokenizedText, seq_len: int) -> None:
-        self.seq_len = seq_len
+        self.seq_len, (self.max_documents, self.align) = seq_len, source.shape
         self.rows_per_batch = 1
         """Rows of a batch of all ranks, for the sentence about a damaged input."""
         self._source = source

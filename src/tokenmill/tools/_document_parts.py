@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenmill.dataset.rows import Integers, PackedRows
+from tokenmill.dataset.rows import Integers, PackedRows, aligned
 
 __all__ = ["DocumentPart", "document_parts"]
 
@@ -31,7 +31,8 @@ def document_parts(rows: PackedRows, numbers: Integers) -> list[list[DocumentPar
         some = slice(segments.ends[row - 1] if row else 0, segments.ends[row])
         own = slice(spans.ends[row - 1] if row else 0, spans.ends[row])
         # Where the spans of a row begin in it, and in the store.
-        begins = np.cumsum(spans.lengths[own]) - spans.lengths[own]
+        room = aligned(spans.lengths[own], rows.align)
+        begins = np.cumsum(room) - room
         starts = segments.starts[some]
         span = np.searchsorted(begins, starts, "right") - 1
         offsets = spans.starts[own][span] + starts - begins[span] - firsts[some]

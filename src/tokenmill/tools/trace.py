@@ -18,6 +18,7 @@ from tokenmill.dataset.rows import Rows, as_rows
 from tokenmill.display.tables import make_table
 from tokenmill.errors import UsageError
 from tokenmill.formatting import plural, show_safely
+from tokenmill.loaders.deal import find_owners
 from tokenmill.loaders.passes import count_rows
 from tokenmill.store.sources import read_sources
 from tokenmill.tools._document_parts import document_parts
@@ -76,9 +77,18 @@ class Sighting(msgspec.Struct, frozen=True):
 
 
 def trace_step(
-    rows: Rows, step: int, *, batch_size: int, world_size: int = 1, inputs: Sequence[str] | None = None
+    rows: Rows,
+    step: int,
+    *,
+    batch_size: int,
+    world_size: int = 1,
+    balance: bool = False,
+    inputs: Sequence[str] | None = None,
 ) -> StepTrace:
-    """List the documents of a global batch; `inputs` are the names of the store's inputs."""
+    """List the documents of a global batch; `inputs` are the names of the store's inputs.
+
+    `balance` is that of the loader. Only the ranks of a padded last batch depend on how many epochs the loader has.
+    """
     rows, step = as_rows(rows, "trace_step"), whole_number(step, "step")
     batch_size, size = _sizes(batch_size, world_size)
     last = (MOST_ROWS if rows.limit is None else rows.limit - 1) // size
@@ -97,9 +107,17 @@ def trace_step(
             file = inputs[origin["input"]] if inputs is not None and "input" in origin else None
             kept = kept_fields(origin)
             documents[place].append(TracedDocument(source.sources[store][0], *part, file, origin.get("position"), kept))
-    return StepTrace(
-        step, [TracedRow(step * size + place, place // batch_size, some) for place, some in enumerate(documents)]
-    )
+    ranks = (np.arange(size) // batch_size).tolist()
+    if balance:
+        ranks = _find_ranks(rows, step, batch_size, world_size, rows.limit)
+    return StepTrace(step, [TracedRow(step * size + place, ranks[place], some) for place, some in enumerate(documents)])
+
+
+def _find_ranks(rows: Rows, step: int, batch_size: int, world_size: int, limit: int | None) -> list[int]:
+    """Return the rank that gets each row of a balanced global batch."""
+    first = np.array([step * batch_size * world_size])
+    found: list[int] = find_owners(rows, first, batch_size=batch_size, world_size=world_size, limit=limit)[0].tolist()
+    return found
 
 
 def _sizes(batch_size: int, world_size: int) -> tuple[int, int]:
@@ -114,7 +132,14 @@ def _sizes(batch_size: int, world_size: int) -> tuple[int, int]:
 
 
 def trace_document(
-    rows: Rows, document: int, *, batch_size: int, world_size: int = 1, epochs: float = 1.0, leaf: int = 0
+    rows: Rows,
+    document: int,
+    *,
+    batch_size: int,
+    world_size: int = 1,
+    epochs: float = 1.0,
+    leaf: int = 0,
+    balance: bool = False,
 ) -> list[Sighting]:
     """List the steps of some epochs that train on a document of a packing, by default the first packing."""
     leaves = as_rows(rows, "trace_document").leaves()
@@ -134,7 +159,11 @@ def trace_document(
         parts = [part for part in all_parts if part.document == document]
         for index in rows.where(packing, row, stop):
             step, place = divmod(index, size)
-            rank, place = divmod(place, batch_size)
+            if balance:
+                ranks = _find_ranks(rows, step, batch_size, world_size, stop)
+                rank, place = ranks[place], ranks[:place].count(ranks[place])
+            else:
+                rank, place = divmod(place, batch_size)
             found += [Sighting(step, rank, place, index // rows.num_rows, *part[1:]) for part in parts]
     return sorted(found, key=lambda sighting: (sighting.step, sighting.rank, sighting.place, sighting.start))
 

@@ -79,7 +79,7 @@ def inspect(
 ) -> Inspection:
     """Show totals and document lengths of a store, one document with its tokens and ids, or one training row.
 
-    `rows` are `packing`, `long_documents`, `shuffle` and `seed`, with the defaults of `load`.
+    `rows` are `packing`, `long_documents`, `max_documents`, `align`, `shuffle` and `seed`, with the defaults of `load`.
     """
     if row is not None and document is not None:
         raise UsageError("pass either --row N or --document N, not both")
