@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The newest torch that is published with CPU wheels for every supported Python.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test coverage lint types check format test-kills test-faults test-sanitizers test-soak fuzz test-interop test-browser test-notebook test-train test-slurm test-ray test-ceph test-azure test-engines bench clean
+.PHONY: demo test coverage lint types check format test-kills test-faults test-sanitizers test-soak fuzz test-interop test-trainers test-browser test-notebook test-train test-slurm test-ray test-ceph test-azure test-engines bench clean
 
 demo: $(VENV)/base
 	$(BIN)/tokenmill demo
@@ -63,6 +63,11 @@ test-interop: $(VENV)/all
 	$(BIN)/python tests/interop/trl_templates.py
 	$(BIN)/python tests/interop/preferences.py
 	$(BIN)/python tests/interop/engines.py
+
+# Recipes inside the trainers themselves, an environment for each: trained, killed, resumed; prints a table. TRAINERS
+# names some of them.
+test-trainers: $(VENV)/all
+	$(BIN)/python tests/interop/run_trainers.py $(TRAINERS)
 
 # The page of `report` in headless Chromium (Debian: chromium chromium-driver), driven by selenium.
 test-browser: $(VENV)/all

@@ -63,6 +63,7 @@ HEAVY = {
     "huggingface_hub",
     "datasets",
     "trl",
+    "torchtitan",
 }
 ONLY_IN = {
     "gigatoken": {"engines/gigatoken.py"},
@@ -78,6 +79,7 @@ ONLY_IN = {
     "array_record": {"formats/arrayrecord.py"},
     "datasets": {"inputs/_hub_layout.py", "loaders/trl.py"},
     "trl": {"loaders/trl.py"},
+    "torchtitan": {"loaders/torchtitan.py"},
     "huggingface_hub": {
         "engines/tokenizer.py",
         "inputs/_hub_client.py",

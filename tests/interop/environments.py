@@ -1,9 +1,11 @@
-"""A virtual environment for each project that reads our exports or writes files for us: dependencies clash."""
+"""A virtual environment for each project that reads our exports, writes files for us or trains: dependencies clash."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +62,20 @@ PACKAGES: dict[str, list[list[str]]] = {
         ["--no-deps", "litdata>=0.2.40"],
     ],
 }
+# Trainers, each in an environment that finds what it lacks, torch above all, in the environment of the tests.
+TRAINERS: dict[str, list[list[str]]] = {
+    "torchtitan": [[TORCH, "torchtitan==0.3.0", "triton"]],
+    "torchdata": [[TORCH, "torchdata==0.11.0", "expecttest", "parameterized"]],
+    "hf": [[TORCH, "trl==1.16.0", "transformers==5.23.0"]],
+    "megatron": [[TORCH, "megatron-core==0.16.1"]],
+    "olmo": [[TORCH, "ai2-olmo-core==3.0.0"]],
+    "litgpt": [
+        [TORCH, "litgpt==0.5.13", "boto3", "tifffile"],
+        ["--no-deps", "litdata==0.2.76"],
+    ],
+    "plain": [[TORCH]],
+    "nanochat": [[TORCH, "rustbpe", "tiktoken", "wandb", "kernels"]],
+}
 # Two names that streaming imports for data sets of images, and never uses for tokens.
 TORCHVISION = {
     "__init__.py": "",
@@ -81,6 +97,49 @@ def environment(name: str) -> Path:
             _put_torchvision(python)
         ready.write_text(wanted)
     return python
+
+
+def trainer_environment(name: str) -> Path:
+    """The interpreter of a trainer's environment, which is built if it is missing."""
+    folder, wanted = HOME / f"trainer-{name}", repr(TRAINERS[name])
+    python, ready = folder / "bin" / "python", folder / "ready"
+    if not ready.exists() or ready.read_text() != wanted:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        (own,) = folder.glob("lib/python*/site-packages")
+        # Packages installed here come first, so one that needs another version gets it.
+        # TensorFlow is hidden: some import it if it is there, which takes 20 seconds.
+        hidden = "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None"
+        (own / "shared.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{ROOT / 'src'}\n{hidden}\n")
+        for packages in TRAINERS[name]:
+            subprocess.run([str(python), "-m", "pip", "install", "-qq", *packages], check=True)
+        ready.write_text(wanted)
+    return python
+
+
+def checkout(repository: str, *paths: str) -> Path | None:
+    """A folder with the newest commit of a repository of GitHub, if this machine has a copy of it; else None.
+
+    `TOKENMILL_CHECKOUTS` names a folder of copies, `OWNER+NAME` each; otherwise it is `.mirror` beside the tree.
+    """
+    folders = [Path(found)] if (found := os.environ.get("TOKENMILL_CHECKOUTS")) else []
+    folders += [parent / ".mirror" for parent in ROOT.parents[:2]]
+    for folder in folders:
+        for source in (folder / repository, folder / repository / "repo"):
+            if (source / "objects").is_dir() or (source / ".git").exists():
+                return _unpack(source, repository, paths)
+    return None
+
+
+def _unpack(source: Path, repository: str, paths: tuple[str, ...]) -> Path:
+    git = ["git", "-c", "safe.directory=*", "-C", str(source)]
+    commit = subprocess.run([*git, "rev-parse", "--short=9", "HEAD"], check=True, capture_output=True, text=True)
+    place = HOME / "checkouts" / f"{repository}@{commit.stdout.strip()}"
+    for path in paths:
+        if not (place / path).exists():
+            place.mkdir(parents=True, exist_ok=True)
+            packed = subprocess.run([*git, "archive", "HEAD", path], check=True, capture_output=True)
+            subprocess.run(["tar", "x", "-C", str(place)], input=packed.stdout, check=True)
+    return place
 
 
 def _put_torchvision(python: Path) -> None:
