@@ -194,7 +194,10 @@ def test_settings_of_a_loader(rows: tm.Rows, settings: dict[str, Any], message: 
 def test_settings_of_load(path: Path) -> None:
     for settings, message in (
         ({"framework": []}, r"framework \[\] is unknown; expected numpy, torch"),
-        ({"bogus": 1}, "'bogus' is no setting of framework 'numpy'; there are align, .*batch_size, .*packing.*world_size"),
+        (
+            {"bogus": 1},
+            "'bogus' is no setting of framework 'numpy'; there are align, .*batch_size, .*packing.*world_size",
+        ),
         ({"device": "cpu"}, "'device' is no setting of framework 'numpy'; there are"),
         ({"vocab_size": "a"}, "vocab_size 'a' must be a whole number, at least 1"),
         ({"vocab_size": 0}, "vocab_size 0 must be a whole number, at least 1"),
