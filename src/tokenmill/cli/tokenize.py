@@ -130,10 +130,12 @@ def tokenize(
         run_estimate(merge_config(config, _flags(context), context))
         return
     from tokenmill.executors import create
-    from tokenmill.pipeline import PRELOAD
+    from tokenmill.pipeline import GUESS_ENGINE, PRELOAD
 
-    # The worker processes start first, so that they import while this process does.
+    # The worker processes start first, so that they import and load while this process does.
     started = create("local", PRELOAD) if executor == "local" else None
+    if started is not None and tokenizer is not None and engine == "auto":
+        started.warm(GUESS_ENGINE, tokenizer.encode(errors="replace"))
     from tokenmill.display import Display, Preparation, Silence, choose_display
 
     display: Display = Silence()
