@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 
 __all__ = ["main"]
@@ -20,9 +21,18 @@ def main() -> None:
     # A program that was started with SIGINT ignored goes on ignoring it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
+    started = None
+    if sys.argv[1:2] == ["tokenize"] and len(sys.argv) > 2:
+        # The process that workers are forked from imports most of the program, and this one does at the same time.
+        from tokenmill.executors import create
+        from tokenmill.pipeline import PRELOAD
+        from tokenmill.program import open_standard_streams
+
+        open_standard_streams()
+        started = create("local", PRELOAD)
     from tokenmill.cli import main as run
 
-    run()
+    run(started)
 
 
 def _stop(_number: int, frame: FrameType | None) -> None:
