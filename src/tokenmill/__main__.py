@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import NoReturn
 
 __all__ = ["main"]
 
@@ -29,17 +30,24 @@ def main() -> None:
         from tokenmill.program import open_standard_streams
 
         open_standard_streams()
-        started = create("local", PRELOAD)
+        try:
+            started = create("local", PRELOAD)
+        except KeyboardInterrupt:
+            _end()
     from tokenmill.cli import main as run
 
     run(started)
 
 
+def _end() -> NoReturn:
+    os.write(2, b"error: stopped\n")
+    os._exit(128 + signal.SIGINT)
+
+
 def _stop(_number: int, frame: FrameType | None) -> None:
     while frame is not None:
         if frame.f_code.co_filename == IMPORTING:
-            os.write(2, b"error: stopped\n")
-            os._exit(128 + signal.SIGINT)
+            _end()
         frame = frame.f_back
     raise KeyboardInterrupt
 
