@@ -40,7 +40,7 @@ from tokenmill.text_batch import TextBatch
 __all__ = ["GateSample", "Sample", "read_first", "take_gate_sample", "take_sample"]
 
 SAMPLE_DOCUMENTS = 1000
-SAMPLE_SHARE, LEAST_BYTES, MOST_BYTES = 0.01, 250_000, 750_000
+SAMPLE_SHARE, LEAST_BYTES, MOST_BYTES = 0.02, 500_000, 1_000_000
 """The size of the sample: a share of the inputs, within bounds. The reference takes 1 to 3 MB a second on a core."""
 SPANS_AT_ONCE = 32
 MOST_READ = 64_000_000
