@@ -109,6 +109,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", help="names of contenders, with commas")
     parser.add_argument("--one-worker", action="store_true", help="also tokenmill with one worker")
     parser.add_argument("--memory", action="store_true", help="also measure memory")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between two commands, for other programs")
     parser.add_argument("--work", help="folder for what is written")
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.md")
     return parser.parse_args()
@@ -153,6 +154,7 @@ def measure(
     contenders = make_contenders(arguments, documents, tokenizer, work)
     for turn in range(arguments.repeat):
         for one in random.sample(contenders, len(contenders)):
+            time.sleep(arguments.pause)
             seconds, first = run(one.command, work / "out")
             one.seconds.append(seconds)
             one.first += [first] if first is not None and one.num_bytes else []

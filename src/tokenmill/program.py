@@ -1,4 +1,4 @@
-"""How a program of tokenmill ends: an error that the user can fix is one sentence and an exit code."""
+"""How a program of tokenmill begins and ends: an error that the user can fix is one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,34 @@ from pathlib import Path
 
 from tokenmill.errors import MissingDependencyError, TokenmillError, UsageError
 
-__all__ = ["exit_on_error"]
+__all__ = ["exit_on_error", "open_standard_streams"]
 
 OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|RESOURCE_EXHAUSTED", re.IGNORECASE)
 """What torch and JAX write if memory runs out on a device for which they have no exception type."""
+
+
+def open_standard_streams() -> None:
+    """Open `/dev/null` in place of a standard stream that the caller closed (`>&-`).
+
+    Otherwise the next file that is opened would get its descriptor, and what is printed would go into that file.
+    """
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free descriptor is the closed one; child processes need it, too.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 (open until the end)
+    _move_messages()
+
+
+def _move_messages() -> None:
+    """Print messages to a copy of descriptor 2, which is redirected while a tokenizer library runs in any thread."""
+    usual = sys.__stderr__
+    if usual is not None and sys.stderr is usual and usual.fileno() == 2:
+        usual.flush()
+        sys.stderr = open(os.dup(2), "w", 1, usual.encoding, usual.errors, closefd=False)  # noqa: SIM115
 
 
 @contextmanager

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from contextlib import closing, nullcontext
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokenmill import __version__
 from tokenmill.arguments import show
 from tokenmill.cli import bench
-from tokenmill.cli._output import fail, open_standard_streams
+from tokenmill.cli._output import fail
 from tokenmill.cli.demo import demo
 from tokenmill.cli.estimate import estimate
 from tokenmill.cli.export import export
@@ -27,6 +28,10 @@ from tokenmill.cli.trace import trace
 from tokenmill.cli.train_tokenizer import train_tokenizer
 from tokenmill.cli.verify import verify
 from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.program import open_standard_streams
+
+if TYPE_CHECKING:
+    from tokenmill.executors.base import Executor
 
 __all__ = ["app", "main"]
 
@@ -59,11 +64,12 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
-def main() -> None:
-    """Run the command line; turn errors into a sentence and an exit code."""
+def main(started: Executor | None = None) -> None:
+    """Run the command line; turn errors into a sentence and an exit code. `tokenize` uses the executor `started`."""
     open_standard_streams()
     try:
-        code = app(standalone_mode=False)
+        with closing(started) if started is not None else nullcontext():
+            code = app(standalone_mode=False, obj=started)
         # typer turns Ctrl-C into an exit code and returns it.
         if code == INTERRUPTED:
             raise KeyboardInterrupt

@@ -14,34 +14,10 @@ if TYPE_CHECKING:
 
     from tokenmill.display import Advance
 
-__all__ = ["console", "exit_when_interrupted", "fail", "open_standard_streams", "print_json", "progress"]
+__all__ = ["console", "exit_when_interrupted", "fail", "print_json", "progress"]
 
 SIGNALLED = 128
 """A program that a signal ended exits with this and the number of the signal."""
-
-
-def open_standard_streams() -> None:
-    """Open `/dev/null` in place of a standard stream that the caller closed (`>&-`).
-
-    Otherwise the next file that is opened would get its descriptor, and what is printed would go into that file.
-    """
-    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            # The lowest free descriptor is the closed one; child processes need it, too.
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 (open until the end)
-    _move_messages()
-
-
-def _move_messages() -> None:
-    """Print messages to a copy of descriptor 2, which is redirected while a tokenizer library runs in any thread."""
-    usual = sys.__stderr__
-    if usual is not None and sys.stderr is usual and usual.fileno() == 2:
-        usual.flush()
-        sys.stderr = open(os.dup(2), "w", 1, usual.encoding, usual.errors, closefd=False)  # noqa: SIM115
 
 
 def fail(message: str, code: int = 1) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from tokenmill.cli._config import merge_config
 from tokenmill.cli._flags import INPUTS, Store, switch
 from tokenmill.cli._output import exit_when_interrupted
 from tokenmill.cli.estimate import run_estimate
+
+if TYPE_CHECKING:
+    from tokenmill.executors.base import Executor
 
 __all__ = ["finish", "tokenize"]
 
@@ -126,14 +129,16 @@ def tokenize(
     quiet: Annotated[bool, _display("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Tokenize text files into a store; run it again to resume after any stop."""
+    started: Executor | None = context.obj
     if dry_run:
+        if started is not None:
+            started.close()
         run_estimate(merge_config(config, _flags(context), context))
         return
-    from tokenmill.executors import create
-    from tokenmill.pipeline import PRELOAD
+    from tokenmill.pipeline import GUESS_ENGINE
 
-    # The worker processes start first, so that they import while this process does.
-    started = create("local", PRELOAD) if executor == "local" else None
+    if started is not None and tokenizer is not None and engine == "auto":
+        started.warm(GUESS_ENGINE, tokenizer.encode(errors="replace"))
     from tokenmill.display import Display, Preparation, Silence, choose_display
 
     display: Display = Silence()
@@ -152,8 +157,6 @@ def tokenize(
         request = Request.from_flags(merged)
     except BaseException:
         display.close()
-        if started is not None:
-            started.close()
         raise
     if request.executor == "ray":
         from tokenmill.executors.ray import keep_stdout_clean

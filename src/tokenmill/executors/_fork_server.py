@@ -63,7 +63,6 @@ def _handle(request: dict[str, str], descriptors: list[int], control: socket.soc
     if request["do"] == "warm":
         resolve(request["target"])(request["payload"].encode())
         # Workers share the objects that exist now: keep the garbage collector from writing to them.
-        gc.collect()
         gc.freeze()
         return
     channel = descriptors.pop(0)

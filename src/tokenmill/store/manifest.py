@@ -73,6 +73,11 @@ class SplitInfo(msgspec.Struct, frozen=True):
     num_tokens: int
     shards: list[ShardInfo]
 
+    @property
+    def num_bytes(self) -> int:
+        """The size on disk of all files of its shards."""
+        return sum(file.bytes for shard in self.shards for file in shard.files.values())
+
 
 class InputInfo(msgspec.Struct, frozen=True):
     """One input, named relative to the common folder of all inputs."""
@@ -180,6 +185,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def num_tokens(self) -> int:
         """Tokens in all splits."""
         return sum(split.num_tokens for split in self.splits.values())
+
+    @property
+    def shard_bytes(self) -> int:
+        """The size on disk of the files of all shards."""
+        return sum(split.num_bytes for split in self.splits.values())
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -54,6 +55,7 @@ tokens the two documents share at their start and at their end."""
 
 DOCUMENTS_PER_ROW_GROUP = 65_536
 INDEX_PIECE = 1 << 16
+LENGTHS_IN_MEMORY = 1 << 20
 FLUSH_BYTES = 1 << 20
 COPY_BYTES = 8 << 20
 
@@ -89,7 +91,7 @@ class ShardWriter:
         self.num_documents = 0
         self.num_tokens = 0
         self._bin = _HashedFile(self._temporary(".bin"))
-        self._lengths = self._temporary(".len").open("w+b")
+        self._lengths = SpooledTemporaryFile(LENGTHS_IN_MEMORY, dir=str(self._temporary("").parent))  # noqa: SIM115
         self._documents = _DocumentsFile(self._temporary(".docs.parquet"), keep_keys, SHARED if has_pairs else ())
         self._beside = {suffix: _HashedFile(self._temporary(suffix)) for suffix in beside}
 
@@ -126,7 +128,6 @@ class ShardWriter:
             for piece in index_pieces(self._stored_lengths, self.num_documents, self._dtype):
                 index.write(piece)
             self._lengths.close()
-            self._temporary(".len").unlink()
             files = {".bin": self._bin.finish(), ".docs.parquet": self._documents.finish(), ".idx": index.finish()}
         files |= {suffix: file.finish() for suffix, file in self._beside.items()}
         sync_files([self._temporary(suffix) for suffix in files])
@@ -138,7 +139,7 @@ class ShardWriter:
         self._documents.close()
         for file in (self._bin, *self._beside.values()):
             file.close()
-        for suffix in (".bin", ".len", ".idx", ".docs.parquet", *self._beside):
+        for suffix in (".bin", ".idx", ".docs.parquet", *self._beside):
             self._temporary(suffix).unlink(missing_ok=True)
 
     def _temporary(self, suffix: str) -> Path:

@@ -11,7 +11,6 @@ from tokenmill.pipeline.journal.mirror import JOURNAL
 from tokenmill.pipeline.request import Request
 from tokenmill.pipeline.run import Outcome
 from tokenmill.store.manifest import Manifest
-from tokenmill.tools.inspect.statistics import shard_bytes
 
 __all__ = ["print_finished", "print_summary"]
 
@@ -76,7 +75,7 @@ def _rows(outcome: Outcome, manifest: Manifest) -> list[tuple[str, str]]:
         if manifest.has_pairs:
             where = f"{plural(split.num_documents // 2, 'pair')} of documents, {plural(len(split.shards), 'shard')}"
         rows.append((name, f"{plural(split.num_tokens, 'token')} in {where}"))
-    rows.append(("on disk", f"{format_bytes(shard_bytes(manifest.splits.values()))} ({manifest.dtype})"))
+    rows.append(("on disk", f"{format_bytes(manifest.shard_bytes)} ({manifest.dtype})"))
     if manifest.engine.num_rerouted:
         rows.append(("reference", f"{plural(manifest.engine.num_rerouted, 'document')} with disputed code points"))
     if manifest.special_tokens.num_parsed:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from tokenmill.engines import Engine, SpecialTokens, create, load_tokenizer
+from tokenmill.engines import Engine, SpecialTokens, choose, create, load_tokenizer
 from tokenmill.errors import StoreError
 from tokenmill.executors.base import Executor
 from tokenmill.pipeline.plan.prepare import Job
@@ -52,7 +52,21 @@ def warm(payload: bytes) -> None:
     # The first worker gets the same error and reports it.
     with suppress(Exception):
         key, path = msgspec.json.decode(payload, type=tuple[EngineKey, str])
+        if key not in _kept:
+            _kept.clear()
         _kept[key] = key.load(path)
+
+
+def guess(path: bytes) -> None:
+    """Load the engine that a run with this tokenizer needs if it has default flags, while the run is being prepared.
+
+    If the run needs another, `warm` loads that one instead.
+    """
+    with suppress(Exception):
+        if Path(path.decode()).exists():
+            tokenizer = load_tokenizer(path.decode())
+            engine = choose(tokenizer).engine
+            _kept[EngineKey(engine, "as-text", tokenizer.sha256)] = create(engine, tokenizer)
 
 
 class EngineCache:

@@ -20,7 +20,6 @@ from tokenmill.tools.inspect.statistics import (
     measure_text_bytes,
     measure_trained,
     name_token,
-    shard_bytes,
 )
 
 __all__ = ["overview_json", "render_overview"]
@@ -64,7 +63,7 @@ def overview_json(store: TokenStore) -> dict[str, Any]:
         "parity": None if parity is None else {key: getattr(parity, key) for key in parity.__struct_fields__},
         "inputs": len(manifest.inputs),
         "input_bytes": sum(file.bytes for file in manifest.inputs),
-        "store_bytes": shard_bytes(manifest.splits.values()),
+        "store_bytes": manifest.shard_bytes,
         "text_bytes_per_token": None if measured is None else measured[0],
         "documents_in": manifest.num_documents_in,
         **({"holds": manifest.holds} if isinstance(manifest.holds, str) else {}),
@@ -90,7 +89,10 @@ def render_overview(store: TokenStore) -> RenderableType:
 def _facts(store: TokenStore) -> Iterator[tuple[str, str]]:
     manifest = store.manifest
     tokenizer, engine, specials = manifest.tokenizer, manifest.engine, manifest.special_tokens
-    yield "store", f"{show_safely(store.place)}, {format_bytes(shard_bytes(manifest.splits.values()))} on disk"
+    yield (
+        "store",
+        f"{show_safely(store.place)}, {format_bytes(manifest.shard_bytes)} on disk",
+    )
     if manifest.has_pairs:
         how = "documents 2i and 2i + 1 are the chosen and the rejected answer of pair i, with its prompt"
         yield "pairs", f"{manifest.num_records:,}; {how}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,7 +14,6 @@ import numpy.typing as npt
 from tokenmill.engines.decoder import Decoder
 from tokenmill.formatting import show_safely
 from tokenmill.store.documents import Documents
-from tokenmill.store.manifest import SplitInfo
 from tokenmill.store.store import TokenStore
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "measure_text_bytes",
     "measure_trained",
     "name_token",
-    "shard_bytes",
 ]
 
 EXACT_LENGTHS = 1 << 16
@@ -158,8 +156,3 @@ def name_token(store: TokenStore, token: int | None) -> str:
         return "none"
     names = {number: name for name, number in store.tokenizer.special_tokens.items()}
     return f"{show_safely(names.get(token, ''))} ({token})".strip()
-
-
-def shard_bytes(splits: Iterable[SplitInfo]) -> int:
-    """The size on disk of all shards of some splits."""
-    return sum(file.bytes for split in splits for shard in split.shards for file in shard.files.values())

@@ -20,7 +20,7 @@ from tokenmill.pipeline.journal.attempts import RunInfo
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import FileInfo, decode_sealed, read_sealed
 from tokenmill.store.store import Split, TokenStore
-from tokenmill.tools.inspect.statistics import measure_lengths, name_token, shard_bytes
+from tokenmill.tools.inspect.statistics import measure_lengths, name_token
 from tokenmill.tools.report.duplicates import DuplicateTally, ShardHashes
 from tokenmill.tools.report.figures import Checks, Example, Figures, SplitFigures, Suspicion
 from tokenmill.tools.report.groups import GroupTally, Integers, SourceTally, Sums
@@ -135,7 +135,7 @@ class _Reading:
         return SplitFigures(
             totals=self.by_split.sum_up(name, [place]),
             num_shards=len(info.shards),
-            store_bytes=shard_bytes([info]),
+            store_bytes=info.num_bytes,
             mean_tokens=measured.mean,
             median_tokens=measured.median,
             shortest_tokens=measured.shortest,
