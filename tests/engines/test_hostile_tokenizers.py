@@ -220,8 +220,9 @@ def test_the_redirection_ends_with_the_last_of_several_calls(capfd: pytest.Captu
 
 MESSAGE_DURING_A_CALL = """
 import os, sys, threading
-from tokenmill.cli._output import fail, open_standard_streams
+from tokenmill.cli._output import fail
 from tokenmill.engines._guard import guarded
+from tokenmill.program import open_standard_streams
 
 if sys.argv[1] == "command line":
     open_standard_streams()
