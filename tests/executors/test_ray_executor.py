@@ -25,7 +25,8 @@ from tests.cluster.inline import InlineCluster, local_store, request_of, run_inl
 from tests.conftest import make_texts, write_jsonl
 from tests.support.running import Contradicting, jsonl, sentence, snapshot, tokenmill
 from tokenmill.display import Preparation, Silence, Snapshot
-from tokenmill.errors import DataError, TokenmillError, UsageError
+from tokenmill.errors import DataError, MissingDependencyError, TokenmillError, UsageError
+from tokenmill.executors import ray as ray_executor
 from tokenmill.executors.base import Call, CallEvent, Lost
 from tokenmill.executors.ray import RayExecutor
 from tokenmill.pipeline.journal import locks
@@ -447,3 +448,9 @@ def test_ray_on_this_machine_makes_the_files_that_workers_make(corpus: Path, tmp
             break
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "all as it should be"
+
+
+def test_a_missing_ray_is_said_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_executor, "find_spec", lambda _: None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'tokenmill\[ray\]'"):
+        RayExecutor()

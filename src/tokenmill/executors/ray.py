@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from tokenmill.errors import MissingDependencyError, TokenmillError, UsageError
@@ -63,6 +64,9 @@ class RayExecutor:
         memory_per_task: int | str | None = None,
         max_retries: int = 1,
     ) -> None:
+        if find_spec("ray") is None:
+            # Say so before any work, and leave the import, which takes a second, to `join`.
+            raise MissingDependencyError("--executor ray", "ray")
         if not num_cpus_per_task > 0:
             raise UsageError(f"num_cpus_per_task {num_cpus_per_task} must be positive")
         if max_retries < 0:
